@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all set-up themselves; the rest is for people who work on nado.
+
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+# Tests never ask a model hub, and one thread per worker is fastest for small tensors on few cores.
+export HF_HUB_OFFLINE = 1
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: demo test test-all lint format clean help
+
+demo: $(STAMP)  ## see it work: the exact example, every number by enumeration
+	$(BIN)/python -m nado.exact
+
+test: $(STAMP)  ## the quick tests
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+
+test-all: $(STAMP)  ## the slow tests too
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m ''
+
+lint: $(STAMP)  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## rewrite in house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+
+# torch first: a range that any version satisfies would fetch the newest one otherwise.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "nado needs Python 3.11 or newer on the PATH (or: make PYTHON=/path/to/python3)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
