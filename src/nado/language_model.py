@@ -15,7 +15,7 @@ the next. A consumed state must not be used again, so implementations may write 
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -110,6 +110,29 @@ class Refillable(LanguageModel[StateT], Protocol[StateT]):
         ...
 
 
+@runtime_checkable
+class Sampling(LanguageModel[StateT], Protocol[StateT]):
+    """A language model that samples faster than by way of `log_p`."""
+
+    def sample(self, state: StateT, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Where each row's cumulative distribution passes `noise` (B,): tokens and their log p, (B,) each."""
+        ...
+
+
+@runtime_checkable
+class Preparing(LanguageModel[StateT], Protocol[StateT]):
+    """A language model that can read prompts ahead of their `start` or `refill`, many at once."""
+
+    def prepare(self, prompts: Sequence[str]) -> int:
+        """Read as many of these different prompts as fit, first ones first; returns how many."""
+        ...
+
+
 def is_finished(ended: Tensor, completion: Completion) -> Tensor:
     """Whether each drawn text counts as finished, given whether it emitted EOS within L tokens."""
     return ended if completion == "eos" else torch.ones_like(ended)
+
+
+def is_refillable(model: LanguageModel[Any]) -> bool:
+    """Whether rows can be refilled: the method is there, and the model does not say that it cannot."""
+    return isinstance(model, Refillable) and bool(getattr(model, "refillable", True))
