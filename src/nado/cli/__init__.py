@@ -4,7 +4,9 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from nado.cli.audit import audit_command
 from nado.errors import NadoError
 
 app = typer.Typer(
@@ -33,12 +35,15 @@ def _root(
     """Options that belong to no single verb."""
 
 
+app.command("audit")(audit_command)
+
+
 def main() -> None:
     """Run the command line; exit codes: 0 done, 1 an error on one line, 2 usage, 130 interrupted."""
     try:
         app()
     except NadoError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {error}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,0 +1,80 @@
+"""Write what a benchmark measured: the numbers with date, machine, command and commit beside them."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nado.storage import write_json
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def record(
+    name: str, metrics: dict[str, Any], *, output: Path | None = None, machine: str | None = None
+) -> Path:
+    """Write ``results/<name>.json``, or `output`, in one piece.
+
+    Metrics of an earlier run that this one did not measure (on another machine, say) stay; `runs` says
+    which run each metric is from.
+    """
+    path = output or RESULTS / f"{name}.json"
+    run = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine or this_machine(),
+        "command": command(),
+        "commit": commit(),
+    }
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"metrics": {}, "runs": []}
+    earlier = [
+        {**old, "metrics": kept}
+        for old in before.get("runs", [])
+        if (kept := [metric for metric in old["metrics"] if metric not in metrics])
+    ]
+    runs = [*earlier, {**run, "metrics": list(metrics)}]
+    write_json(path, {**run, "metrics": {**before["metrics"], **metrics}, "runs": runs})
+    return path
+
+
+def this_machine() -> str:
+    """The GPU where torch has one in use, else the number of CPU cores."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return f"one {torch.cuda.get_device_name()}"
+    return f"{os.cpu_count()} CPU cores"
+
+
+def command() -> str:
+    """The command that was run; paths outside the repository are cut to their last part."""
+    words = sys.argv[1:]
+    if "--output" in words:  # where the numbers went says nothing about them
+        at = words.index("--output")
+        words = words[:at] + words[at + 2 :]
+    arguments = [Path(a).name if Path(a).is_absolute() else a for a in words]
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments])
+
+
+def commit() -> str:
+    """The commit that was measured, marked when the code differs from it.
+
+    A copy of the tree without its history is told the commit in NADO_COMMIT.
+    """
+    if "NADO_COMMIT" in os.environ:
+        return os.environ["NADO_COMMIT"]
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return (
+            f"{head} with changes" if _git("status", "--porcelain", "--", "src", "benchmarks/*.py") else head
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=RESULTS.parent.parent, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()

@@ -1,0 +1,278 @@
+"""Labelling: in this process and in others, and what is kept when the oracle fails."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from commongen import FORMS, read_pairs
+from nado.errors import InputError, OracleError
+from nado.labeling import Labels, Rows, join_labels, label, label_batches
+from nado.oracles import Keywords, Length, Oracle, load_oracle, oracle
+
+CONDITIONS, TEXTS = read_pairs()
+QUESTION = Keywords(forms=FORMS) & Length(maximum=12)
+
+
+def rows_of(texts, **more):
+    return Rows([""] * len(texts), list(texts), np.ones(len(texts), dtype=bool), **more)
+
+
+def collect(batches, kept):
+    for labels in batches:
+        kept.append(labels.satisfied.tolist())
+
+
+def assert_equal(first, second):
+    assert (first.satisfied == second.satisfied).all()
+    for name in ("parts", "progress", "stops"):
+        a, b = getattr(first, name), getattr(second, name)
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert (a.values == b.values).all()
+            assert (a.offsets == b.offsets).all()
+
+
+# Oracles at the top of a module: worker processes find them by name.
+@oracle
+def picky(text):
+    if text == "bad":
+        raise ValueError("cannot read this")
+    return "a" in text
+
+
+@oracle
+def sleepy(text):
+    if text == "bad":
+        time.sleep(60)
+    return "a" in text
+
+
+@oracle
+def deadly(text):
+    if text == "bad":
+        os._exit(7)
+    return "a" in text
+
+
+@oracle(batch=True)
+def dislikes_large_batches(texts):
+    if len(texts) > 2:
+        raise MemoryError("too many")
+    return ["a" in text for text in texts]
+
+
+def test_labels_are_the_oracles_answers_with_parts():
+    labels = label(QUESTION, CONDITIONS, TEXTS, batch_size=64)
+    assert (labels.satisfied == QUESTION(CONDITIONS, TEXTS)).all()
+    for i, row in enumerate(QUESTION.parts(CONDITIONS, TEXTS)):
+        assert labels.parts.row(i).tolist() == row.tolist()
+
+
+def test_an_unfinished_text_is_unsatisfied_whatever_it_says():
+    labels = label(picky, ["", ""], ["has an a", "has an a"], finished=[True, False])
+    assert labels.satisfied.tolist() == [True, False]
+    assert labels.parts.row(1).tolist() == [True]  # its parts stay as judged
+
+
+def test_without_parts_an_unfinished_text_is_not_even_asked_about():
+    asked = []
+
+    @oracle
+    def slow(text):
+        asked.append(text)
+        return True
+
+    labels = label(slow, ["", ""], ["one", "two"], finished=[False, True], parts=False)
+    assert (labels.satisfied.tolist(), labels.parts, asked) == ([False, True], None, ["two"])
+
+
+def test_progress_and_stop_labels_at_every_prefix():
+    prefixes = [["", "A dog", "A dog and a ball"], ["", "Balls"]]
+    labels = label(Keywords(), ["dog, ball", "ball, dog"], [p[-1] for p in prefixes], prefixes=prefixes)
+    assert labels.progress_of(0).tolist() == [[False, False], [True, False], [True, True]]
+    assert labels.progress_of(1).tolist() == [[False, False], [True, False]]
+    assert labels.stops.row(0).tolist() == [False, False, True]
+    assert labels.stops.row(1).tolist() == [False, False]
+
+
+def test_progress_is_what_decoding_will_read():
+    prefixes = [[text[:cut] for cut in range(0, len(text), 7)] for text in TEXTS[:20]]
+    labels = label(QUESTION, CONDITIONS[:20], TEXTS[:20], prefixes=prefixes, batch_size=6)
+    for i, row in enumerate(prefixes):
+        bits, stops = QUESTION.read_prefixes([CONDITIONS[i]] * len(row), row)
+        assert labels.progress_of(i).tolist() == [b.tolist() for b in bits]
+        assert labels.stops.row(i).tolist() == stops.tolist()
+
+
+def test_rows_may_have_different_numbers_of_parts_and_prefixes():
+    labels = label(Keywords(), ["dog", "dog, cat, ball"], ["dog", "cat"], prefixes=[[], ["", "cat"]])
+    assert labels.parts.offsets.tolist() == [0, 1, 4]
+    assert labels.progress_of(1).shape == (2, 3)
+    assert len(labels.stops.row(0)) == 0
+
+
+def test_nothing_to_label():
+    labels = label(QUESTION, [], [])
+    assert (len(labels), labels.parts.offsets.tolist()) == (0, [0])
+
+
+def test_labels_without_progress_say_so():
+    with pytest.raises(
+        InputError, match=r"expected labels with progress; found labels without\. Label with prefixes\."
+    ):
+        Labels(np.zeros(1, dtype=bool)).progress_of(0)
+
+
+def test_columns_of_unequal_length_are_refused():
+    with pytest.raises(InputError) as raised:
+        label(QUESTION, ["dog"], ["a dog"], prefixes=[[], []])
+    assert str(raised.value) == (
+        "expected as many conditions, finished flags and prefix lists as texts; found 1 conditions, 1 texts, "
+        "1 flags, 2 prefix lists. Give one of each for every text."
+    )
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_workers_give_the_same_labels_in_the_same_order(method):
+    prefixes = [[text[:5], text] for text in TEXTS]
+    here = label(QUESTION, CONDITIONS, TEXTS, prefixes=prefixes)
+    rows = Rows(CONDITIONS, TEXTS, np.ones(len(TEXTS), dtype=bool), prefixes)
+    batches = [rows.part(slice(i, i + 37)) for i in range(0, len(TEXTS), 37)]
+    there = list(label_batches(QUESTION, batches, workers=2, start_method=method))
+    assert [len(labels) for labels in there] == [len(batch) for batch in batches]
+    assert_equal(here, join_labels(there))
+
+
+def test_workers_load_an_oracle_from_its_file_again(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def question(text):\n    return 'dog' in text\n")
+    loaded = load_oracle(f"{path}:question")
+    assert label(loaded, ["", ""], ["dog", "cat"], workers=2, batch_size=1).satisfied.tolist() == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_oracle_that_raises_is_named_with_its_text_and_earlier_batches_are_kept(workers):
+    batches = [rows_of(["a", "b"]), rows_of(["c", "a"]), rows_of(["a", "bad", "b"]), rows_of(["a"])]
+    kept = []
+    with pytest.raises(OracleError) as raised:
+        collect(label_batches(picky, batches, workers=workers), kept)
+    assert kept == [[True, False], [False, True]]
+    assert str(raised.value) == (
+        "expected an answer from the oracle picky; found ValueError: cannot read this for the text 'bad' "
+        "under the condition ''. Batches before it are kept; mend the oracle and run the same command again."
+    )
+
+
+def test_an_oracle_that_hangs_is_stopped_and_named():
+    start = time.monotonic()
+    kept = []
+    with pytest.raises(OracleError) as raised:
+        collect(label_batches(sleepy, [rows_of(["a", "b"]), rows_of(["a", "bad"])], timeout=1), kept)
+    assert kept == [[True, False]]
+    assert str(raised.value) == (
+        "expected an answer from the oracle sleepy; found no answer within 1 s for the text 'bad' under the "
+        "condition ''. Batches before it are kept; mend the oracle and run the same command again."
+    )
+    assert time.monotonic() - start < 15
+    assert multiprocessing.active_children() == []
+
+
+def test_an_oracle_that_brings_its_process_down_is_named():
+    with pytest.raises(OracleError) as raised:
+        list(label_batches(deadly, [rows_of(["a", "bad"])], workers=2))
+    assert str(raised.value) == (
+        "expected an answer from the oracle deadly; found that its process ended with exit code 7 for the "
+        "text 'bad' under the condition ''. Batches before it are kept; mend the oracle and run the same "
+        "command again."
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failure_that_no_single_text_explains(workers):
+    with pytest.raises(OracleError) as raised:
+        list(label_batches(dislikes_large_batches, [rows_of(["a", "b", "c"])], workers=workers))
+    assert str(raised.value) == (
+        "expected an answer from the oracle dislikes_large_batches; found MemoryError: too many for a batch "
+        "of 3 texts that begins with 'a'. No single text explains it: use smaller batches or a longer "
+        "timeout. Batches before it are kept; mend the oracle and run the same command again."
+    )
+
+
+def test_an_error_of_the_input_names_the_text_too():
+    with pytest.raises(OracleError, match="at least 1 keywords separated by commas; found ''"):
+        label(Keywords(), ["dog", ""], ["a dog", "a cat"])
+
+
+def test_workers_are_stopped_when_nobody_wants_more():
+    some = label_batches(QUESTION, (rows_of(["a dog"]) for _ in range(10_000)), workers=2)
+    with pytest.raises(OracleError):  # its condition is empty
+        next(some)
+    more = label_batches(picky, (rows_of(["a dog"]) for _ in range(10_000)), workers=2)
+    next(more)
+    more.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_batches_are_read_only_as_they_are_needed():
+    drawn = []
+
+    def batches():
+        for i in range(1000):
+            drawn.append(i)
+            yield rows_of(["a"])
+
+    some = label_batches(picky, batches(), workers=2)
+    next(some)
+    some.close()
+    assert len(drawn) <= 12
+
+
+def test_an_oracle_that_cannot_travel_says_so():
+    class Holds(Oracle):
+        def __init__(self):
+            self.lock = __import__("threading").Lock()
+
+        def judge(self, conditions, texts):
+            return np.ones(len(texts), dtype=bool)
+
+    with pytest.raises(OracleError) as raised:
+        label(Holds(), [""], ["a"], workers=2)
+    assert str(raised.value).startswith(
+        "expected an oracle that can be sent to worker processes; found Holds: "
+    )
+    with pytest.raises(
+        OracleError, match="expected an oracle that worker processes can find again; found <lambda>"
+    ):
+        label(oracle(lambda text: True), [""], ["a"], workers=2)
+
+
+def test_workers_and_timeout_must_make_sense():
+    for wrong in ({"workers": 0}, {"timeout": 0}):
+        with pytest.raises(
+            InputError, match="expected one worker or more, and a timeout above 0; found workers="
+        ):
+            label(picky, [""], ["a"], **wrong)
+
+
+def test_a_script_without_a_guard_is_told_what_to_do(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from nado.labeling import label\nfrom nado.oracles import Pattern\n"
+        "print(label(Pattern('a'), [''], ['a'], workers=2).satisfied)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "does so under `if __name__ == '__main__':`." in done.stderr
+    script.write_text(
+        "if __name__ == '__main__':\n" + "".join(f"    {x}\n" for x in script.read_text().splitlines())
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[ True]\n")
