@@ -1,0 +1,162 @@
+"""Loading checkpoints: hub names, folders, GGUF files, adapters, quantised weights."""
+
+import logging
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+)
+
+from nado.errors import InputError, MissingPackageError
+from nado.huggingface.attention import use_grouped_attention
+from nado.huggingface.causal import CausalModel
+from nado.huggingface.encoder_decoder import EncoderDecoderModel
+from nado.huggingface.gguf_files import converted_gguf
+from nado.language_model import Completion
+from nado.warpers import Warpers
+
+log = logging.getLogger(__name__)
+
+Dtype: TypeAlias = torch.dtype | Literal["auto"]
+
+# Generation settings that would change p if they were inherited, with the values that change nothing.
+_NEUTRAL_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "temperature": (None, 1.0),
+    # 50 is transformers' own default, not something a checkpoint asked for.
+    "top_k": (None, 0, 50),
+    "top_p": (None, 1.0),
+    "min_p": (None, 0.0),
+    "typical_p": (None, 1.0),
+    "repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None,),
+    "suppress_tokens": (None,),
+    "begin_suppress_tokens": (None,),
+    "forced_bos_token_id": (None,),
+    "min_length": (None, 0),
+    "min_new_tokens": (None,),
+    "sequence_bias": (None,),
+}
+
+
+def load_model(
+    name: str | Path,
+    *,
+    length_limit: int,
+    completion: Completion = "eos",
+    warpers: Warpers | Literal["checkpoint"] | None = None,
+    chat: bool = False,
+    adapter: str | Path | None = None,
+    dtype: Dtype | None = None,
+    device: str | torch.device | None = None,
+    device_map: Any = None,
+    quantization_config: Any = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    cuda_graphs: bool = True,
+    compiled: bool = False,
+) -> CausalModel | EncoderDecoderModel:
+    """A language model from a hub name, a local folder or a `.gguf` file.
+
+    `warpers="checkpoint"` takes the warpers of the checkpoint's own generation config; otherwise that
+    config is ignored, and what it would have changed is logged. `adapter` is a PEFT adapter for the base.
+    The dtype is float32 on a CPU and bfloat16 on a GPU unless given; the device a GPU where there is one.
+    """
+    path = converted_gguf(Path(name)) if str(name).endswith(".gguf") else name
+    where = torch.device(device) if device is not None else _default_device()
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
+    config = AutoConfig.from_pretrained(path, **options)
+    tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    if quantization_config is not None:
+        options["quantization_config"] = quantization_config
+    if device_map is not None:
+        options["device_map"] = device_map
+    if dtype is None:
+        dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    model: Any = auto.from_pretrained(path, dtype=dtype, **options)
+    if adapter is not None:
+        model = _with_adapter(model, adapter, merge=quantization_config is None)
+    if device_map is None and quantization_config is None:
+        model.to(where)
+    model = model.eval().requires_grad_(False)
+    if warpers == "checkpoint":
+        warpers = checkpoint_warpers(model.generation_config)
+    else:
+        _report_ignored(str(name), model.generation_config)
+    common: dict[str, Any] = {
+        "length_limit": length_limit,
+        "completion": completion,
+        "warpers": warpers,
+        "chat": chat,
+    }
+    if config.is_encoder_decoder:
+        return EncoderDecoderModel(model, tokenizer, **common)
+    use_grouped_attention(model)
+    return CausalModel(model, tokenizer, **common, cuda_graphs=cuda_graphs, compiled=compiled)
+
+
+def checkpoint_warpers(settings: GenerationConfig) -> Warpers:
+    """The warpers a checkpoint's generation config asks for; one that cannot be part of p is an error."""
+    known = {"temperature", "top_k", "top_p", "bad_words_ids", "suppress_tokens", "forced_bos_token_id"}
+    others = {name: value for name, value in _changed_settings(settings).items() if name not in known}
+    if others:
+        raise InputError(
+            "a generation config of temperature, top-k, top-p, forced and forbidden tokens",
+            ", ".join(f"{name}={value}" for name, value in others.items()),
+            "Declare Warpers(...) yourself: these settings depend on more than the next token.",
+        )
+    longer = [words for words in settings.bad_words_ids or [] if len(words) > 1]
+    if longer:
+        raise InputError(
+            "bad_words_ids of one token each", f"{longer[0]}", "Forbid longer phrases with an oracle instead."
+        )
+    forbidden = [words[0] for words in settings.bad_words_ids or []] + list(settings.suppress_tokens or [])
+    forced = () if settings.forced_bos_token_id is None else (int(settings.forced_bos_token_id),)
+    sampled = bool(settings.do_sample)
+    return Warpers(
+        temperature=(settings.temperature or 1.0) if sampled else 1.0,
+        top_k=(settings.top_k or 0) if sampled else 0,
+        top_p=(settings.top_p or 1.0) if sampled else 1.0,
+        forced=forced,
+        forbidden=tuple(sorted(set(forbidden))),
+    )
+
+
+def _changed_settings(settings: GenerationConfig | None) -> dict[str, Any]:
+    if settings is None:
+        return {}
+    values = {name: getattr(settings, name, None) for name in _NEUTRAL_SETTINGS}
+    return {name: value for name, value in values.items() if value not in _NEUTRAL_SETTINGS[name]}
+
+
+def _report_ignored(name: str, settings: GenerationConfig | None) -> None:
+    ignored = _changed_settings(settings)
+    if ignored:
+        log.warning(
+            "%s: its generation config sets %s; p does not use it. Declare Warpers(...), or pass "
+            'warpers="checkpoint", to make it part of p.',
+            name,
+            ", ".join(f"{key}={value}" for key, value in ignored.items()),
+        )
+
+
+def _default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _with_adapter(model: PreTrainedModel, adapter: str | Path, *, merge: bool) -> Any:
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise MissingPackageError("peft", "peft", "an adapter") from error
+    adapted = PeftModel.from_pretrained(model, str(adapter))
+    # Merged, an adapter costs nothing at run time; weights that are quantised cannot take it in exactly.
+    return adapted.merge_and_unload() if merge else adapted
