@@ -1,0 +1,5 @@
+"""`python -m nado.cli` is `nado`."""
+
+from nado.cli import main
+
+main()
