@@ -19,8 +19,8 @@ def uniforms(seed: int, rows: Tensor, steps: Tensor) -> Tensor:
     state = torch.full_like(rows, _to_signed(seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019))
     for counter in (rows, steps):
         state = _mix(state ^ _mix(counter + _to_signed(0x9E3779B97F4A7C15)))
-    # The top 53 bits, centred in their cell: never exactly 0 or 1.
-    return (_shift_right(state, 11).double() + 0.5) * 2.0**-53
+    # The top 52 bits, centred in their cell: never exactly 0 or 1. With 53 the half would be rounded away.
+    return (_shift_right(state, 12).double() + 0.5) * 2.0**-52
 
 
 def sample(log_p: Tensor, noise: Tensor) -> Tensor:
@@ -71,11 +71,11 @@ def _block_sums(mass: Tensor) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-    """Index of the first entry past `target`, held to the last one with weight against rounding: (B, 1)."""
-    index = (cumulative <= target).sum(dim=-1, keepdim=True)
+    """Index of the first entry with weight past `target`, or the last with weight if none is: (B, 1)."""
     places = torch.arange(weights.shape[-1], device=weights.device)
     last = torch.where(weights > 0, places, 0).amax(dim=-1, keepdim=True)
-    return torch.minimum(index, last)
+    # Rounding can put `target` a hair below the first sum; an entry without weight must not be hit then.
+    return torch.where((cumulative > target) & (weights > 0), places, last).amin(dim=-1, keepdim=True)
 
 
 def _mix(x: Tensor) -> Tensor:

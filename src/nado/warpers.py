@@ -4,6 +4,7 @@ They are declared once, applied inside the forward pass before any guide, and ar
 (and of its fingerprint). Warpers given to `generate` act on q afterwards and are another matter.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,7 +28,7 @@ class Warpers:
     def __post_init__(self) -> None:
         object.__setattr__(self, "forced", tuple(self.forced))
         object.__setattr__(self, "forbidden", tuple(self.forbidden))
-        if not self.temperature > 0:
+        if not 0 < self.temperature < math.inf:
             raise InputError("a temperature above 0", f"{self.temperature}", "Use 1 to leave p as it is.")
         if self.top_k < 0:
             raise InputError("top_k of 0 or more", f"{self.top_k}", "Use 0 to keep the whole vocabulary.")
@@ -46,9 +47,11 @@ class Warpers:
     def apply(self, logits: Tensor, eos_ids: tuple[int, ...], generated: Tensor) -> Tensor:
         """Normalised float32 log p (B, V) from raw logits (B, V).
 
-        `generated` (B,) counts the tokens each row has already written; only forced tokens need it.
-        Several EOS ids count as one: their mass is folded into the first *after* warping, so that the
-        chance of ending is the one the warped model itself has.
+        In this order, which is transformers' own: forbidden tokens, temperature, top-k, top-p, softmax;
+        then EOS ids are folded, and forced tokens overrule everything. Several EOS ids count as one: their
+        mass is folded into the first *after* warping, so that the chance of ending is the one the warped
+        model itself has. `generated` (B,) counts the tokens each row has already written; only forced
+        tokens need it.
         """
         scores = logits.float()
         if self.forbidden:
@@ -62,7 +65,7 @@ class Warpers:
             scores = _keep_top_p(scores, self.top_p)
         log_p = scores.log_softmax(dim=-1)
         if len(eos_ids) > 1:
-            log_p = _fold_eos(log_p, eos_ids)
+            log_p = fold_eos(log_p, eos_ids)
         return self._force(log_p, generated) if self.forced else log_p
 
     def _force(self, log_p: Tensor, generated: Tensor) -> Tensor:
@@ -90,9 +93,10 @@ def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(torch.zeros_like(surplus).scatter(-1, order, surplus), -torch.inf)
 
 
-def _fold_eos(log_p: Tensor, eos_ids: tuple[int, ...]) -> Tensor:
-    ids = _ids(eos_ids, log_p)
-    mass = log_p[..., ids].logsumexp(dim=-1)
-    log_p = log_p.index_fill(-1, ids, -torch.inf)
-    log_p[..., eos_ids[0]] = mass
-    return log_p
+def fold_eos(scores: Tensor, eos_ids: tuple[int, ...]) -> Tensor:
+    """Scores (…, V), log p or logits, with the mass of all EOS ids on the first of them."""
+    ids = _ids(eos_ids, scores)
+    mass = scores[..., ids].logsumexp(dim=-1)
+    scores = scores.index_fill(-1, ids, -torch.inf)
+    scores[..., eos_ids[0]] = mass
+    return scores

@@ -12,15 +12,19 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from nado.errors import InputError
-from nado.huggingface.shared import HuggingFaceModel, reorder
+from nado.huggingface.attention import NAME as GROUPED
+from nado.huggingface.shared import HuggingFaceModel, reorder, require_context, require_list
 from nado.huggingface.slot_cache import SlotCache, stack_states
 from nado.language_model import Completion
 from nado.noise import sample, sample_logits
-from nado.warpers import Warpers
+from nado.warpers import Warpers, fold_eos
 
 _WIDTH_STEP = 16  # cache widths are multiples of this, so that near-equal prompts share captured graphs
 _CAPTURE_RUNS = 2  # how often a step runs before it is recorded as a CUDA graph
-_BANK_TOKENS = 2**16  # prompt tokens read ahead at once
+# What reading ahead may take: prompt tokens in one pass, bytes of keys and values, and logits kept.
+_BANK_TOKENS = 2**16
+_BANK_BYTES = 2**31
+_BANK_LOGITS = 2**29
 
 
 @dataclass(eq=False)
@@ -32,6 +36,7 @@ class CausalState:
     cache: "SlotCache | _Growing"
     warp: Callable[[Tensor, Tensor], Tensor]  # (logits, generated) → log p
     replay: Callable[[Tensor], None] | None = None  # the captured step, on a GPU
+    lease: "weakref.finalize[..., CausalState] | None" = None  # gives the captured tensors back when dropped
 
     @property
     def log_p(self) -> Tensor:
@@ -54,8 +59,7 @@ class _Prefilled:
     places: dict[str, int]
     logits: Tensor  # (U, V)
     mask: Tensor  # bool (U, P), left-padded
-    cache: DynamicCache
-    states: Tensor | None  # the cache as one tensor, where slots will take it
+    cache: DynamicCache | Tensor  # as one tensor, where slots will take it
 
     def sources(self, prompts: Sequence[str]) -> Tensor:
         """Which of the read prompts each row is: (B,)."""
@@ -89,17 +93,21 @@ class CausalModel(HuggingFaceModel):
             model, tokenizer, length_limit=length_limit, completion=completion, warpers=warpers, chat=chat
         )
         parameters = inspect.signature(model.forward).parameters
+        _require_cache(model, set(parameters))
         self._takes_positions = "position_ids" in parameters
         self._takes_last_only = "logits_to_keep" in parameters
         self._has_slots = _can_use_slots(model)
         context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         self._context = None if context is None else int(context)
+        require_context(self._context, 1, length_limit)
         self._cuda_graphs = cuda_graphs
         self._forward = torch.compile(self._slot_step, dynamic=False) if compiled else self._slot_step
         self._sample = torch.compile(self._sample_logits, dynamic=False) if compiled else self._sample_logits
         # The last captured step whose state was dropped, to be used again by the next start of its shape.
         self._idle: deque[_Captured] = deque(maxlen=1)
         self._bank: _Prefilled | None = None
+        self._token_bytes = 0  # what one prompt token takes in slots
+        self._require_faithful()
 
     @property
     def refillable(self) -> bool:
@@ -112,16 +120,19 @@ class CausalModel(HuggingFaceModel):
 
         It changes nothing but the time the next `start` and `refill` take.
         """
-        if not self._has_slots:
+        if not self._has_slots or not prompts:
             return 0
-        distinct = list(dict.fromkeys(prompts))
-        lengths = [len(row) for row in self.encode(distinct)]
+        require_list(prompts)
+        most = max(1, _BANK_LOGITS // self.vocabulary_size)
+        distinct = list(dict.fromkeys(prompts))[:most]
+        room = min(_BANK_TOKENS, _BANK_BYTES // self._token_bytes)
         count, widest = 0, 0
-        for length in lengths:
-            widest = max(widest, length)
-            if count and widest * (count + 1) > _BANK_TOKENS:
+        for row in self.encode(distinct):
+            widest = max(widest, len(row))
+            if count and widest * (count + 1) > room:
                 break
             count += 1
+        self._bank = None  # freed before the next one is made
         self._bank = self._read(distinct[:count])
         return count
 
@@ -129,20 +140,13 @@ class CausalModel(HuggingFaceModel):
     def start(self, prompts: Sequence[str], conditions: Sequence[str] | None = None) -> CausalState:
         """Read the prompts. Equal prompts are read once."""
         read = self._prefill(prompts)
-        generated = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
-        if read.states is None:
-            sources = read.sources(prompts)
-            reorder(read.cache, sources)
-            return CausalState(
-                read.logits[sources], generated, _Growing(read.cache, read.mask[sources]), self._warp
-            )
-        width = self._slot_width(read)
-        state = self._reused(len(prompts), width)
+        sources = read.sources(prompts)
+        if not self._has_slots:
+            return self._growing(read, sources)
+        state = self._reused(len(prompts), self._slot_width(read))
         if state is None:
-            logits = read.logits.new_zeros(len(prompts), read.logits.shape[1])
-            slots = SlotCache.empty(read.states, len(prompts), width)
-            state = self._captured(CausalState(logits, generated, slots, self._warp))
-        return self._put(state, torch.arange(len(prompts), device=self.device), prompts, read)
+            state = self._captured(self._empty(read, len(prompts)))
+        return self._put(state, torch.arange(len(prompts), device=self.device), sources, read)
 
     @torch.no_grad()
     def step(self, state: CausalState, tokens: Tensor) -> CausalState:
@@ -161,8 +165,15 @@ class CausalModel(HuggingFaceModel):
         if isinstance(state.cache, _Growing):
             reorder(state.cache.cache, rows)
             cache: SlotCache | _Growing = _Growing(state.cache.cache, state.cache.mask[rows])
+        elif state.replay is not None and len(rows) == len(state.generated):
+            # A captured step is bound to its tensors: as many rows as before are moved inside them.
+            state.cache.reorder(rows)
+            state.logits.copy_(state.logits[rows])
+            state.generated.copy_(state.generated[rows])
+            return state
         else:
             cache = state.cache.select(rows)
+        _retire(state)
         return self._captured(CausalState(state.logits[rows], state.generated[rows], cache, self._warp))
 
     @torch.no_grad()
@@ -183,9 +194,10 @@ class CausalModel(HuggingFaceModel):
         read = self._prefill(prompts)
         if self._slot_width(read) > state.cache.width:
             wider = state.cache.widen(self._slot_width(read))
+            _retire(state)
             state = CausalState(state.logits.clone(), state.generated.clone(), wider, self._warp)
             state = self._captured(state)
-        return self._put(state, rows, prompts, read)
+        return self._put(state, rows, read.sources(prompts), read)
 
     @torch.no_grad()
     def sample(self, state: CausalState, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,35 +213,51 @@ class CausalModel(HuggingFaceModel):
 
     def _sample_logits(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         temperature = self.warpers.temperature
+        if len(self.eos_ids) > 1:  # folded at this temperature, which is then done with
+            logits, temperature = fold_eos(logits.float() / temperature, self.eos_ids), 1.0
         tokens, normaliser = sample_logits(logits, noise, temperature)
         scores = logits.gather(-1, tokens[:, None]).squeeze(-1).float() / temperature
-        if len(self.eos_ids) > 1:
-            ending = logits[:, list(self.eos_ids)].float() / temperature
-            ended = (tokens[:, None] == torch.tensor(self.eos_ids, device=tokens.device)).any(dim=-1)
-            tokens = torch.where(ended, self.eos_id, tokens)
-            scores = torch.where(ended, ending.logsumexp(dim=-1), scores)
         return tokens, scores - normaliser
 
     def _prefill(self, prompts: Sequence[str]) -> _Prefilled:
         """Prompts as read in advance, or read now."""
+        require_list(prompts)
         if self._bank is not None and all(prompt in self._bank.places for prompt in prompts):
             return self._bank
         return self._read(list(dict.fromkeys(prompts)))
 
     def _read(self, prompts: list[str]) -> _Prefilled:
-        ids, mask = self._pad_left(self.encode(prompts))
-        cache = DynamicCache(config=self.model.config)
-        logits = self._run(ids, mask, _positions(mask), cache, last_only=True)[:, -1]
-        states = stack_states(cache) if self._has_slots else None
-        self._has_slots = states is not None
-        return _Prefilled({prompt: at for at, prompt in enumerate(prompts)}, logits, mask, cache, states)
+        return self._read_rows(self.encode(prompts), {prompt: at for at, prompt in enumerate(prompts)})
 
-    def _put(self, state: CausalState, rows: Tensor, prompts: Sequence[str], read: _Prefilled) -> CausalState:
+    def _read_rows(self, rows: list[list[int]], places: dict[str, int]) -> _Prefilled:
+        ids, mask = self._pad_left(rows)
+        cache = DynamicCache(config=self.model.config)
+        logits = self._run(ids, mask.long(), _positions(mask), cache, keep=1)[:, -1]
+        stacked = stack_states(cache) if self._has_slots else None
+        self._has_slots = stacked is not None  # settled by the first reading, when the model is made
+        return _Prefilled(places, logits, mask, cache if stacked is None else stacked)
+
+    def _empty(self, read: _Prefilled, batch: int) -> CausalState:
+        """Slots with room for what was read, nothing in them yet."""
+        assert isinstance(read.cache, Tensor)
+        generated = torch.zeros(batch, dtype=torch.long, device=self.device)
+        slots = SlotCache.empty(read.cache, batch, self._slot_width(read))
+        logits = read.logits.new_zeros(batch, read.logits.shape[1])
+        return CausalState(logits, generated, slots, self._warp)
+
+    def _growing(self, read: _Prefilled, sources: Tensor) -> CausalState:
+        """Rows on transformers' own cache, which is taken over."""
+        assert isinstance(read.cache, DynamicCache)
+        reorder(read.cache, sources)
+        generated = torch.zeros(len(sources), dtype=torch.long, device=self.device)
+        growing = _Growing(read.cache, read.mask[sources])
+        return CausalState(read.logits[sources], generated, growing, self._warp)
+
+    def _put(self, state: CausalState, rows: Tensor, sources: Tensor, read: _Prefilled) -> CausalState:
         """Copy freshly read prompts into rows of a state on slots."""
         assert isinstance(state.cache, SlotCache)
-        assert read.states is not None
-        sources = read.sources(prompts)
-        state.cache.insert(rows, read.states, sources, read.mask.sum(dim=-1)[sources])
+        assert isinstance(read.cache, Tensor)
+        state.cache.insert(rows, read.cache, sources, read.mask.sum(dim=-1)[sources])
         state.logits[rows] = read.logits[sources]
         state.generated[rows] = 0
         return state
@@ -240,34 +268,34 @@ class CausalModel(HuggingFaceModel):
         return -(-needed // _WIDTH_STEP) * _WIDTH_STEP
 
     def _slot_step(self, slots: SlotCache, generated: Tensor, tokens: Tensor) -> Tensor:
-        positions = slots.lengths[:, None]
-        if self._context is not None:  # rows that have ended but are still stepped must stay inside it
-            positions = positions.clamp(max=self._context - 1)
-        logits = self._run(tokens[:, None], slots.mask(), positions, slots.cache, last_only=False)
+        mask = slots.mask()
+        if self.model.config._attn_implementation == "eager":  # which adds its mask to the scores
+            lowest = torch.finfo(slots.states.dtype).min
+            mask = torch.zeros_like(mask, dtype=slots.states.dtype).masked_fill(~mask, lowest)
+        logits = self._run(tokens[:, None], mask, slots.lengths[:, None], slots.cache)
         slots.advance()
         generated.add_(1)
         return logits[:, -1]
 
     def _grow(self, state: CausalState, growing: _Growing, tokens: Tensor) -> CausalState:
         mask = torch.cat([growing.mask, growing.mask.new_ones(len(tokens), 1)], dim=1)
-        logits = self._run(tokens[:, None], mask, _positions(mask)[:, -1:], growing.cache, last_only=False)
+        logits = self._run(tokens[:, None], mask.long(), _positions(mask)[:, -1:], growing.cache)
         return CausalState(logits[:, -1], state.generated + 1, _Growing(growing.cache, mask), self._warp)
 
     def _warp(self, logits: Tensor, generated: Tensor) -> Tensor:
         return self.warpers.apply(logits, self.eos_ids, generated)
 
-    def _run(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any, *, last_only: bool) -> Tensor:
-        """Logits (B, T, V) of one forward pass; with `last_only` those of the last position alone."""
+    def _run(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any, *, keep: int | None = None
+    ) -> Tensor:
+        """Logits (B, T, V) of one forward pass; with `keep` those of at least the last `keep` positions."""
         arguments: dict[str, Any] = {}
         if self._takes_positions:
+            if self._context is not None:  # rows that have ended but are still stepped must stay inside it
+                positions = positions.clamp(max=self._context - 1)
             arguments["position_ids"] = positions
-        if last_only and self._takes_last_only:
-            arguments["logits_to_keep"] = 1
-        if mask.ndim == 2:
-            mask = mask.long()
-        elif self.model.config._attn_implementation == "eager":
-            dtype = self.model.dtype
-            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+        if keep is not None and self._takes_last_only:
+            arguments["logits_to_keep"] = keep
         output = self.model(
             input_ids=ids,
             attention_mask=mask,
@@ -286,17 +314,18 @@ class CausalModel(HuggingFaceModel):
         # Trying the step out before it is recorded moves the rows on: remember where they stood. What is
         # written into the cache meanwhile lies past every row's length.
         lengths, generated = slots.lengths.clone(), state.generated.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_CAPTURE_RUNS):
-                self._forward(slots, state.generated, tokens)
-        torch.cuda.current_stream().wait_stream(side)
-        slots.lengths.copy_(lengths)
-        state.generated.copy_(generated)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = self._forward(slots, state.generated, tokens)
+        with torch.cuda.device(self.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(_CAPTURE_RUNS):
+                    self._forward(slots, state.generated, tokens)
+            torch.cuda.current_stream().wait_stream(side)
+            slots.lengths.copy_(lengths)
+            state.generated.copy_(generated)
+            with torch.cuda.graph(graph):
+                logits = self._forward(slots, state.generated, tokens)
         logits.copy_(state.logits)
 
         def replay(chosen: Tensor) -> None:
@@ -306,27 +335,71 @@ class CausalModel(HuggingFaceModel):
         return self._own(logits, state.generated, slots, replay)
 
     def _reused(self, batch: int, width: int) -> CausalState | None:
-        """A state on tensors that were captured before and are free again."""
-        if not self._idle or (len(self._idle[0][0]), self._idle[0][2].width) != (batch, width):
-            return None
-        return self._own(*self._idle.pop())
+        """A state on tensors that were captured before and are free again. Those of another shape go."""
+        if self._idle and (len(self._idle[0][0]), self._idle[0][2].width) != (batch, width):
+            self._idle.clear()
+        return self._own(*self._idle.pop()) if self._idle else None
 
     def _own(
         self, logits: Tensor, generated: Tensor, slots: SlotCache, replay: Callable[[Tensor], None]
     ) -> CausalState:
         state = CausalState(logits, generated, slots, self._warp, replay)
-        weakref.finalize(state, self._idle.append, (logits, generated, slots, replay)).atexit = False
+        state.lease = weakref.finalize(state, self._idle.append, (logits, generated, slots, replay))
+        state.lease.atexit = False
         return state
+
+    @torch.no_grad()
+    def score_states(self, prompts: list[list[int]], tokens: Tensor) -> Tensor:
+        """The body's last hidden state at every position of `tokens` (B, T): (B, T, H)."""
+        ids, mask = self._pad_left(prompts)
+        ids = torch.cat([ids, tokens], dim=1)
+        mask = torch.cat([mask, mask.new_ones(tokens.shape)], dim=1)
+        arguments = {"position_ids": _positions(mask)} if self._takes_positions else {}
+        body = self.model.base_model(input_ids=ids, attention_mask=mask.long(), use_cache=False, **arguments)
+        return torch.as_tensor(body.last_hidden_state)[:, -tokens.shape[1] - 1 : -1]
 
     def _score_logits(self, prompts: list[list[int]], tokens: Tensor) -> Tensor:
         ids, mask = self._pad_left(prompts)
         ids = torch.cat([ids, tokens], dim=1)
         mask = torch.cat([mask, mask.new_ones(tokens.shape)], dim=1)
-        logits = self._run(ids, mask, _positions(mask), None, last_only=False)
-        return logits[:, -tokens.shape[1] - 1 : -1]
+        steps = tokens.shape[1]
+        logits = self._run(ids, mask.long(), _positions(mask), None, keep=steps + 1)
+        return logits[:, -steps - 1 : -1]
 
-    def _context_left(self) -> int | None:
-        return None if self._context is None else self._context - self.length_limit
+    def _logits_after(self, rows: list[list[int]], tokens: Tensor) -> Tensor:
+        read = self._read_rows(rows, {})
+        everyone = torch.arange(len(rows), device=self.device)
+        if isinstance(read.cache, DynamicCache):
+            return self.step(self._growing(read, everyone), tokens).logits
+        self._token_bytes = read.cache[:, :, 0, :, 0].numel() * read.cache.element_size()
+        state = self._put(self._empty(read, len(rows)), everyone, everyone, read)
+        assert isinstance(state.cache, SlotCache)
+        return self._slot_step(state.cache, state.generated, tokens)  # neither compiled nor captured
+
+    def _logits_alone(self, row: list[int], token: int) -> Tensor:
+        ids = torch.tensor([[*row, token]], device=self.device)
+        return torch.as_tensor(self.model(input_ids=ids, use_cache=False).logits[:, -1])
+
+    def _prompt_room(self) -> tuple[int, str] | None:
+        if self._context is None:
+            return None
+        reason = f"the model's context less the length limit of {self.length_limit}"
+        return self._context - self.length_limit, reason
+
+
+def _retire(state: CausalState) -> None:
+    """The tensors of a consumed state, now copied elsewhere, are not kept for another start."""
+    if state.lease is not None:
+        state.lease.detach()
+
+
+def _require_cache(model: PreTrainedModel, parameters: set[str]) -> None:
+    if "past_key_values" not in parameters:
+        raise InputError(
+            "a causal model with a key–value cache",
+            f"{type(model).__name__}, whose forward takes no past_key_values",
+            "Use another architecture: recurrent models and models without a cache are not supported.",
+        )
 
 
 def _can_use_slots(model: PreTrainedModel) -> bool:
@@ -340,7 +413,7 @@ def _can_use_slots(model: PreTrainedModel) -> bool:
         and not windowed
         and "position_ids" in inspect.signature(model.forward).parameters
         and bool(getattr(model, "_can_compile_fullgraph", False))
-        and model.config._attn_implementation in ("sdpa", "eager", "nado_grouped")
+        and model.config._attn_implementation in ("sdpa", "eager", GROUPED)
         # Slots are one tensor, on one device.
         and len({parameter.device for parameter in model.parameters()}) == 1
     )

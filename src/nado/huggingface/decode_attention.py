@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 _SMALLEST_DOT = 16  # tensor cores multiply tiles of at least 16 × 16
+_TILE_BYTES = 2**15  # keys, or values, held at once: both must fit into the smallest shared memory
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -62,16 +63,19 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     """Softmax attention of one query a row: query (B, H, D), key and value (B, G, W, D), mask bool (B, W)."""
     batch, heads, size = query.shape
     groups, width = key.shape[1], key.shape[2]
-    query = query.contiguous()
+    query, mask = query.contiguous(), mask.contiguous()
     output = torch.empty_like(query)
-    columns = min(128, max(_SMALLEST_DOT, triton.next_power_of_2(width)))
-    _attend[(batch, groups)](
-        query, key, value, mask, output, scale,
-        key.stride(0), key.stride(1), key.stride(2), value.stride(0), value.stride(1), value.stride(2),
-        mask.stride(0), heads, heads // groups, size, width,
-        GROUP=max(_SMALLEST_DOT, triton.next_power_of_2(heads // groups)),
-        COLUMNS=columns, SIZE=max(_SMALLEST_DOT, triton.next_power_of_2(size)), num_warps=2,
-    )  # fmt: skip
+    padded = max(_SMALLEST_DOT, triton.next_power_of_2(size))
+    columns = min(128, triton.next_power_of_2(width), _TILE_BYTES // (padded * key.element_size()))
+    # Triton launches on the current device, which need not be the one the model is on.
+    with torch.cuda.device_of(query):
+        _attend[(batch, groups)](
+            query, key, value, mask, output, scale,
+            key.stride(0), key.stride(1), key.stride(2), value.stride(0), value.stride(1), value.stride(2),
+            mask.stride(0), heads, heads // groups, size, width,
+            GROUP=max(_SMALLEST_DOT, triton.next_power_of_2(heads // groups)),
+            COLUMNS=max(_SMALLEST_DOT, columns), SIZE=padded, num_warps=2,
+        )  # fmt: skip
     return output
 
 

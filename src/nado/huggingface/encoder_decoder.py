@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput
 
 from nado.errors import InputError
-from nado.huggingface.shared import HuggingFaceModel, reorder
+from nado.huggingface.shared import HuggingFaceModel, reorder, require_context, require_list
+from nado.language_model import Completion
+from nado.warpers import Warpers
 
 
 @dataclass(eq=False)
@@ -26,33 +29,41 @@ class EncoderDecoderState:
 class EncoderDecoderModel(HuggingFaceModel):
     """Any `AutoModelForSeq2SeqLM`: Marian, T5, BART and their kin. The encoder reads the prompt."""
 
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        length_limit: int,
+        completion: Completion = "eos",
+        warpers: Warpers | None = None,
+        chat: bool = False,
+    ) -> None:
+        super().__init__(
+            model, tokenizer, length_limit=length_limit, completion=completion, warpers=warpers, chat=chat
+        )
+        self._start_id = _start_id(model)
+        # T5's relative positions have no bound.
+        context = getattr(model.config, "max_position_embeddings", None)
+        self._context = None if context is None else int(context)
+        require_context(self._context, 0, length_limit)
+        self._require_faithful()
+
     @torch.no_grad()
     def start(self, prompts: Sequence[str], conditions: Sequence[str] | None = None) -> EncoderDecoderState:
         """Encode the prompts and read the decoder's start token. Equal prompts are encoded once."""
+        require_list(prompts)
         places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
-        encoded, mask = self._encode_states(self.encode(list(places)))
         sources = torch.tensor([places[prompt] for prompt in prompts], device=self.device)
-        cache = EncoderDecoderCache(
-            DynamicCache(config=self._decoder_config()), DynamicCache(config=self._decoder_config())
-        )
-        first = torch.full((len(places),), self._start_id(), device=self.device)
-        generated = torch.zeros(len(places), dtype=torch.long, device=self.device)
-        state = EncoderDecoderState(torch.empty(0), generated - 1, cache, encoded, mask)
-        return self.select(self.step(state, first), sources)
+        return self.select(self._begin(self.encode(list(places))), sources)
 
     @torch.no_grad()
     def step(self, state: EncoderDecoderState, tokens: Tensor) -> EncoderDecoderState:
         """Append one token to every row."""
-        output = self.model(
-            encoder_outputs=(state.encoded,),
-            attention_mask=state.mask.long(),
-            decoder_input_ids=tokens[:, None],
-            past_key_values=state.cache,
-            use_cache=True,
-        )
+        logits, cache = self._forward(state, tokens)
         generated = state.generated + 1
-        log_p = self.warpers.apply(output.logits[:, -1], self.eos_ids, generated)
-        return EncoderDecoderState(log_p, generated, output.past_key_values, state.encoded, state.mask)
+        log_p = self.warpers.apply(logits, self.eos_ids, generated)
+        return EncoderDecoderState(log_p, generated, cache, state.encoded, state.mask)
 
     @torch.no_grad()
     def select(self, state: EncoderDecoderState, rows: Tensor) -> EncoderDecoderState:
@@ -62,41 +73,74 @@ class EncoderDecoderModel(HuggingFaceModel):
             state.log_p[rows], state.generated[rows], state.cache, state.encoded[rows], state.mask[rows]
         )
 
+    def _forward(self, state: EncoderDecoderState, tokens: Tensor) -> tuple[Tensor, EncoderDecoderCache]:
+        """Next-token logits (B, V) after `tokens` (B,), and the cache that holds them."""
+        output = self.model(
+            encoder_outputs=_as_output(state.encoded),
+            attention_mask=state.mask.long(),
+            decoder_input_ids=tokens[:, None],
+            past_key_values=state.cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1], output.past_key_values
+
+    def _begin(self, rows: list[list[int]]) -> EncoderDecoderState:
+        """The state before the first token of each row of prompt tokens."""
+        encoded, mask = self._encode_states(rows)
+        config = self.model.config.get_text_config(decoder=True)
+        cache = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+        first = torch.full((len(rows),), self._start_id, device=self.device)
+        none = torch.full_like(first, -1)  # the start token is not one of the text's own
+        return self.step(EncoderDecoderState(torch.empty(0), none, cache, encoded, mask), first)
+
     def _encode_states(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         ids, mask = self._pad_left(rows)
         # Encoders count positions from the left edge: padding goes to the right.
         ids, mask = _shift_to_left(ids, mask)
-        output = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long())
+        output = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long(), return_dict=True)
         return output.last_hidden_state, mask
 
     def _score_logits(self, prompts: list[list[int]], tokens: Tensor) -> Tensor:
         encoded, mask = self._encode_states(prompts)
-        first = torch.full((len(prompts), 1), self._start_id(), device=self.device)
+        first = torch.full((len(prompts), 1), self._start_id, device=self.device)
         output = self.model(
-            encoder_outputs=(encoded,),
+            encoder_outputs=_as_output(encoded),
             attention_mask=mask.long(),
             decoder_input_ids=torch.cat([first, tokens[:, :-1]], dim=1),
             use_cache=False,
         )
         return torch.as_tensor(output.logits)
 
-    def _decoder_config(self) -> Any:
-        return self.model.config.get_text_config(decoder=True)
+    def _logits_after(self, rows: list[list[int]], tokens: Tensor) -> Tensor:
+        return self._forward(self._begin(rows), tokens)[0]
 
-    def _start_id(self) -> int:
-        start = self.model.config.decoder_start_token_id
-        if start is None:
-            raise InputError(
-                "a config with decoder_start_token_id",
-                "none",
-                "Set it on the model's config before loading it here.",
-            )
-        return int(start)
+    def _logits_alone(self, row: list[int], token: int) -> Tensor:
+        output = self.model(
+            input_ids=torch.tensor([row], device=self.device),
+            decoder_input_ids=torch.tensor([[self._start_id, token]], device=self.device),
+            use_cache=False,
+        )
+        return torch.as_tensor(output.logits[:, -1])
 
-    def _context_left(self) -> int | None:
-        # Encoder and decoder have a context each; T5's relative positions have no bound.
-        context = getattr(self.model.config, "max_position_embeddings", None)
-        return None if context is None else int(context)
+    def _prompt_room(self) -> tuple[int, str] | None:
+        # Encoder and decoder have a context each: what is generated takes nothing from the prompt.
+        return None if self._context is None else (self._context, "the model's context")
+
+
+def _start_id(model: PreTrainedModel) -> int:
+    for holder in (model.generation_config, model.config):
+        start = getattr(holder, "decoder_start_token_id", None)
+        if start is not None:
+            return int(start)
+    raise InputError(
+        "a config with decoder_start_token_id",
+        "none",
+        "Set it on the model's config before loading it here.",
+    )
+
+
+def _as_output(encoded: Tensor) -> BaseModelOutput:
+    return BaseModelOutput(last_hidden_state=cast(torch.FloatTensor, encoded))
 
 
 def _shift_to_left(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

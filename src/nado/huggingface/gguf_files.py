@@ -4,21 +4,28 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from nado.errors import InputError, MissingPackageError
+from nado.errors import InputError, MissingPackageError, StorageError
 
 _SAMPLE = 1 << 20
+_BUILDING = ".building-"
+_ABANDONED_AFTER = 3600.0  # seconds
 
 
 def converted_gguf(file: Path) -> Path:
     """The folder that holds `file` as safetensors, made on first use (seconds to minutes)."""
     if not file.is_file():
         raise InputError("a GGUF file", f"nothing at {file}", "Check the path.")
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise InputError("a GGUF file", f"something else in {file}", "Download it again.")
     folder = _cache_root() / f"{file.stem}-{_digest(file)}"
     if not (folder / "config.json").is_file():
         _convert(file, folder)
@@ -48,13 +55,34 @@ def _convert(file: Path, folder: Path) -> None:
         file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     )
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Built beside its final place and moved there whole: a killed conversion leaves no half checkpoint.
-    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
     try:
-        model.save_pretrained(building)
-        tokenizer.save_pretrained(building)
-        if not folder.exists():
-            building.rename(folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder.parent)
+        # Built beside its final place and moved there whole: a killed conversion leaves no half checkpoint.
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=_BUILDING) as building:
+            checkpoint = Path(building) / folder.name
+            model.save_pretrained(checkpoint)
+            tokenizer.save_pretrained(checkpoint)
+            _move(checkpoint, folder)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"to write {folder}",
+            f"the error: {getattr(error, 'strerror', None) or error}",
+            "Free some space, or name another folder in the environment variable NADO_CACHE.",
+        ) from error
+
+
+def _move(checkpoint: Path, folder: Path) -> None:
+    try:
+        checkpoint.rename(folder)
+    except OSError:
+        # Another process may have finished first: then its folder is as good as ours.
+        if not (folder / "config.json").is_file():
+            raise
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Delete what killed conversions left. One that was written to lately may still be going on."""
+    for building in root.glob(f"{_BUILDING}*"):
+        if time.time() - building.stat().st_mtime > _ABANDONED_AFTER:
+            shutil.rmtree(building, ignore_errors=True)

@@ -26,23 +26,32 @@ log = logging.getLogger(__name__)
 
 Dtype: TypeAlias = torch.dtype | Literal["auto"]
 
-# Generation settings that would change p if they were inherited, with the values that change nothing.
+# Generation settings that would change p if they were inherited, with the values that change nothing. A
+# checkpoint that does not set one leaves it None: transformers' own top_k = 50 is no checkpoint's wish.
 _NEUTRAL_SETTINGS: dict[str, tuple[Any, ...]] = {
     "temperature": (None, 1.0),
-    # 50 is transformers' own default, not something a checkpoint asked for.
-    "top_k": (None, 0, 50),
+    "top_k": (None, 0),
     "top_p": (None, 1.0),
     "min_p": (None, 0.0),
+    "top_h": (None,),
     "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
     "repetition_penalty": (None, 1.0),
+    "encoder_repetition_penalty": (None, 1.0),
     "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
     "bad_words_ids": (None,),
     "suppress_tokens": (None,),
     "begin_suppress_tokens": (None,),
     "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
     "min_length": (None, 0),
-    "min_new_tokens": (None,),
+    "min_new_tokens": (None, 0),
     "sequence_bias": (None,),
+    "exponential_decay_length_penalty": (None,),
+    "guidance_scale": (None, 1.0),
+    "watermarking_config": (None,),
 }
 
 
@@ -68,23 +77,28 @@ def load_model(
     `warpers="checkpoint"` takes the warpers of the checkpoint's own generation config; otherwise that
     config is ignored, and what it would have changed is logged. `adapter` is a PEFT adapter for the base.
     The dtype is float32 on a CPU and bfloat16 on a GPU unless given; the device a GPU where there is one.
+    `cuda_graphs` and `compiled` are for causal models; see `CausalModel`.
     """
-    path = converted_gguf(Path(name)) if str(name).endswith(".gguf") else name
+    path = converted_gguf(Path(name)) if str(name).endswith(".gguf") else _existing(name)
     where = torch.device(device) if device is not None else _default_device()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
     config = AutoConfig.from_pretrained(path, **options)
     tokenizer = AutoTokenizer.from_pretrained(path, **options)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
+        options["attn_implementation"] = "eager"  # in some releases the quicker ones leave the cap out
+    # Quantised weights may have been so on disk, and cannot be moved once they are loaded.
+    quantised = quantization_config is not None or getattr(config, "quantization_config", None) is not None
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
-    if device_map is not None:
-        options["device_map"] = device_map
+    if device_map is not None or quantised:
+        options["device_map"] = device_map if device_map is not None else {"": where}
     if dtype is None:
         dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     model: Any = auto.from_pretrained(path, dtype=dtype, **options)
     if adapter is not None:
-        model = _with_adapter(model, adapter, merge=quantization_config is None)
-    if device_map is None and quantization_config is None:
+        model = _with_adapter(model, adapter, merge=not quantised)
+    if device_map is None and not quantised:
         model.to(where)
     model = model.eval().requires_grad_(False)
     if warpers == "checkpoint":
@@ -118,7 +132,10 @@ def checkpoint_warpers(settings: GenerationConfig) -> Warpers:
         raise InputError(
             "bad_words_ids of one token each", f"{longer[0]}", "Forbid longer phrases with an oracle instead."
         )
-    forbidden = [words[0] for words in settings.bad_words_ids or []] + list(settings.suppress_tokens or [])
+    ends = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
+    # generate, too, lets a text end whatever its bad words say.
+    forbidden = [words[0] for words in settings.bad_words_ids or [] if words[0] not in ends]
+    forbidden += list(settings.suppress_tokens or [])
     forced = () if settings.forced_bos_token_id is None else (int(settings.forced_bos_token_id),)
     sampled = bool(settings.do_sample)
     return Warpers(
@@ -152,11 +169,40 @@ def _default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def _existing(name: str | Path) -> str | Path:
+    """The name as it is, if it cannot be a path or there is something there."""
+    looks_local = isinstance(name, Path) or name.startswith(("/", "./", "../", "~"))
+    if looks_local and not Path(name).expanduser().exists():
+        raise InputError("a model folder", f"nothing at {name}", "Check the path, or give a hub name.")
+    return Path(name).expanduser() if looks_local else name
+
+
 def _with_adapter(model: PreTrainedModel, adapter: str | Path, *, merge: bool) -> Any:
+    """The model with a PEFT adapter: merged, or where weights are quantised, beside them in its layers."""
     try:
         from peft import PeftModel
     except ImportError as error:
         raise MissingPackageError("peft", "peft", "an adapter") from error
-    adapted = PeftModel.from_pretrained(model, str(adapter))
+    adapted = PeftModel.from_pretrained(model, str(_existing_adapter(adapter)))
+    if adapted.active_peft_config.is_prompt_learning:
+        raise InputError(
+            "an adapter that changes weights, such as LoRA",
+            f"{adapted.active_peft_config.peft_type.value} in {adapter}",
+            "Prompt tuning adds tokens that no prompt here has; train a LoRA adapter instead.",
+        )
     # Merged, an adapter costs nothing at run time; weights that are quantised cannot take it in exactly.
-    return adapted.merge_and_unload() if merge else adapted
+    # Otherwise the base itself, adapter inside, and not PEFT's wrapper, which hides what forward takes.
+    return adapted.merge_and_unload() if merge else adapted.get_base_model()
+
+
+def _existing_adapter(adapter: str | Path) -> str | Path:
+    path = _existing(adapter)
+    if Path(path).is_dir():
+        for wanted in (("adapter_config.json",), ("adapter_model.safetensors", "adapter_model.bin")):
+            if not any((Path(path) / file).is_file() for file in wanted):
+                raise InputError(
+                    f"a PEFT adapter with {wanted[0]}",
+                    f"none in {adapter}",
+                    "Save one with save_pretrained of the PEFT model.",
+                )
+    return path

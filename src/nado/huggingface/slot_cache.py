@@ -93,6 +93,11 @@ class SlotCache:
         """A copy holding the given rows, in that order."""
         return SlotCache(self.states.index_select(2, rows), self.lengths[rows])
 
+    def reorder(self, rows: Tensor) -> None:
+        """Hold the given rows, as many as there are, in that order and in the same tensors."""
+        self.states.copy_(self.states.index_select(2, rows))
+        self.lengths.copy_(self.lengths[rows])
+
     def widen(self, width: int) -> "SlotCache":
         """A copy with room for longer rows."""
         wider = SlotCache.empty(self.states, len(self.lengths), width)
