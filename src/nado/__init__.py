@@ -21,9 +21,12 @@ _HOMES = {
     "audit": "nado.oracles",
     "draw": "nado.drawing",
     "guided_mixture": "nado.proposals",
+    "import_samples": "nado.importing",
+    "label_samples": "nado.sample_labels",
     "load_model": "nado.huggingface",
     "load_oracle": "nado.oracles",
     "oracle": "nado.oracles",
+    "progress_bar": "nado.progress_bar",
     "read_prompts": "nado.prompts",
     "read_samples": "nado.samples",
     "tempered": "nado.proposals",
@@ -44,9 +47,12 @@ __all__ = [
     "audit",
     "draw",
     "guided_mixture",
+    "import_samples",
+    "label_samples",
     "load_model",
     "load_oracle",
     "oracle",
+    "progress_bar",
     "read_prompts",
     "read_samples",
     "tempered",
@@ -57,10 +63,13 @@ if TYPE_CHECKING:
     from nado.errors import NadoError
     from nado.exact import TabularModel
     from nado.huggingface import CausalModel, EncoderDecoderModel, load_model
+    from nado.importing import import_samples
     from nado.language_model import LanguageModel
     from nado.oracles import Oracle, audit, load_oracle, oracle
+    from nado.progress_bar import progress_bar
     from nado.prompts import Prompt, read_prompts
     from nado.proposals import Proposal, guided_mixture, tempered
+    from nado.sample_labels import label_samples
     from nado.samples import Samples, read_samples
     from nado.warpers import Warpers
 

@@ -135,4 +135,5 @@ def is_finished(ended: Tensor, completion: Completion) -> Tensor:
 
 def is_refillable(model: LanguageModel[Any]) -> bool:
     """Whether rows can be refilled: the method is there, and the model does not say that it cannot."""
-    return isinstance(model, Refillable) and bool(getattr(model, "refillable", True))
+    # Not isinstance: before Python 3.12 that evaluates every property of the protocol.
+    return callable(getattr(model, "refill", None)) and bool(getattr(model, "refillable", True))

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from nado.errors import InputError
 
+_TEXT_SUFFIXES = ("", ".txt", ".text")
+
 
 class Prompt(NamedTuple):
     """One thing to write about: `prompt` is read by the base, `condition` by guide and oracle."""
@@ -16,20 +18,18 @@ class Prompt(NamedTuple):
 
 
 def read_prompts(path: str | Path, split: str | None = None) -> list[Prompt]:
-    """Prompts from a `.jsonl`, `.parquet` or text file (one prompt a line).
+    """Prompts from a `.jsonl`, `.parquet` or `.txt` file (one prompt a line).
 
     Records have a `prompt`, and where they differ a `condition`; one of the two is enough unless the base
     reads nothing (then `prompt` is the empty string). A field `split` names the split a record belongs
     to, and `split=` keeps one of them.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError("a file of prompts", f"nothing at {path}", "Give a .jsonl, .parquet or text file.")
     prompts, splits = [], set()
-    for number, record in enumerate(_records(path), start=1):
+    for where, record in read_records(path):
         splits.add(record.get("split"))
         if split is None or record.get("split") == split:
-            prompts.append(_to_prompt(record, f"{path}, record {number}"))
+            prompts.append(to_prompt(record, where))
     if not prompts:
         names = ", ".join(sorted(str(name) for name in splits if name is not None)) or "no split names"
         wanted = "at least one prompt" if split is None else f"prompts of split {split!r}"
@@ -37,34 +37,31 @@ def read_prompts(path: str | Path, split: str | None = None) -> list[Prompt]:
     return prompts
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of a `.jsonl` or `.parquet` file, each with words that say where it stands.
+
+    A line of a text file is a record with the field prompt. Blank lines are left out.
+    """
+    if not path.is_file():
+        raise InputError("a file of records", f"nothing at {path}", "Give a .jsonl, .parquet or .txt file.")
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        yield from pq.read_table(path).to_pylist()
-        return
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            yield (
-                _parse(line, f"{path}, line {number}")
-                if path.suffix == ".jsonl"
-                else {"prompt": line.rstrip("\n")}
-            )
-
-
-def _parse(line: str, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"a JSON object in {where}", f"{line.strip()[:60]!r}", f"{error}.") from error
-    if not isinstance(record, dict):
-        raise InputError(f"a JSON object in {where}", f"{line.strip()[:60]!r}", 'Write {"prompt": "…"}.')
-    return record
+        yield from _parquet_records(path)
+    elif path.suffix == ".jsonl":
+        for where, line in _lines(path):
+            yield where, _parse(line, where)
+    elif path.suffix in _TEXT_SUFFIXES:
+        for where, line in _lines(path):
+            yield where, {"prompt": line}
+    else:
+        raise InputError(
+            "a .jsonl, .parquet or .txt file",
+            f"{path.name}",
+            "Rename it, if it is one of these; otherwise write one JSON object a line.",
+        )
 
 
-def _to_prompt(record: dict[str, Any], where: str) -> Prompt:
+def to_prompt(record: dict[str, Any], where: str) -> Prompt:
+    """The prompt of a record."""
     prompt, condition = record.get("prompt"), record.get("condition")
     found = prompt if prompt is not None else condition
     if found is None:
@@ -81,3 +78,40 @@ def _to_prompt(record: dict[str, Any], where: str) -> Prompt:
                 "Join lists into one string: keywords are separated by commas.",
             )
     return Prompt(found if prompt is None else prompt, found if condition is None else condition)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Lines that are not blank, without their ends; a byte-order mark is no part of the first."""
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield f"{path}, line {number}", line.rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, "a readable UTF-8 file", error) from error
+
+
+def _parquet_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        records = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, "a readable Parquet file", error) from error
+    for number, record in enumerate(records, start=1):
+        yield f"{path}, row {number}", record
+
+
+def _parse(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"a JSON object in {where}", f"{line.strip()[:60]!r}", f"{error}.") from error
+    if not isinstance(record, dict):
+        raise InputError(f"a JSON object in {where}", f"{line.strip()[:60]!r}", 'Write {"prompt": "…"}.')
+    return record
+
+
+def _unreadable(path: Path, expected: str, error: Exception) -> InputError:
+    return InputError(f"{expected} {path}", f"the error: {error}", "Write it anew, or give another file.")

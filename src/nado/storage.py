@@ -1,28 +1,31 @@
-"""Files that are either whole or not there: atomic writes, digests, and errors that say what to do."""
+"""Files that are either whole or not there: atomic writes, locks, digests, errors that say what to do."""
 
+import contextlib
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from nado.errors import StorageError
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: two runs in one folder are then not told apart
+    fcntl = None  # type: ignore[assignment]
+
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a file beside `path`, flush it to disk, then move it into place."""
-    handle, name = -1, ""
+    partial = path.with_name(f".{path.name}-{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".partial")
-        write(Path(name))
-        os.fsync(handle)
-        Path(name).replace(path)
+        write(partial)
+        _flush(partial)
+        partial.replace(path)
     except OSError as error:
-        if name:
-            Path(name).unlink(missing_ok=True)
         raise StorageError(
             f"to write {path}",
             f"the error: {error.strerror or error}",
@@ -30,8 +33,10 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             "written is kept.",
         ) from error
     finally:
-        if handle >= 0:
-            os.close(handle)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the name as well as the file; not every file system can
+        _flush(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -67,6 +72,52 @@ def remove_partial_files(folder: Path) -> None:
     """Delete what a killed run left half written; finished files never look like this."""
     for partial in folder.glob(".*.partial"):
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep other runs out of `folder` meanwhile, which is made if need be.
+
+    The lock is the system's own: it goes with the process, however that ends, and leaves no file behind.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"a folder at {folder}",
+            f"the error: {error.strerror or error}",
+            "Choose a folder that can be made and written.",
+        ) from error
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, folder: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StorageError(
+            f"{folder} to be free",
+            "another run that is writing to it",
+            "Wait until it ends, or choose another folder.",
+        ) from error
+    except OSError:
+        return  # a file system without locks: runs are then not told apart
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _write_text(path: Path, text: str) -> None:
