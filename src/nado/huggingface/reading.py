@@ -1,0 +1,134 @@
+"""A Hugging Face model as a guide reads it: its last hidden states and its embedding matrices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nado.errors import InputError
+from nado.huggingface.causal import CausalModel
+from nado.huggingface.encoder_decoder import EncoderDecoderModel
+from nado.language_model import Completion
+from nado.warpers import Warpers
+
+
+class HuggingFaceReader:
+    """`Reader` of a causal or encoder–decoder model. A state is what the output layer is applied to."""
+
+    def __init__(self, model: CausalModel | EncoderDecoderModel) -> None:
+        self.model = model
+        config = model.model.config.get_text_config(decoder=True)
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+            getattr(config, "logits_scaling", None) or 1.0
+        )
+        self._head = model.model.get_output_embeddings()
+        self._bias: Tensor | None = getattr(model.model, "final_logits_bias", None)
+        self._check()
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V."""
+        return self.model.vocabulary_size
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends a text."""
+        return self.model.eos_id
+
+    @property
+    def length_limit(self) -> int:
+        """L."""
+        return self.model.length_limit
+
+    @property
+    def completion(self) -> Completion:
+        """What a text cut at L counts as."""
+        return self.model.completion
+
+    @property
+    def fingerprint(self) -> str:
+        """The base's."""
+        return self.model.fingerprint
+
+    @property
+    def device(self) -> torch.device:
+        """Where the base runs."""
+        return self.model.device
+
+    @property
+    def state_size(self) -> int:
+        """Width of the last hidden state."""
+        return int(self._head.weight.shape[1])
+
+    @property
+    def condition_vocabulary_size(self) -> int:
+        """Conditions are written in the base's own tokens."""
+        return self.vocabulary_size
+
+    @property
+    def input_embeddings(self) -> Tensor:
+        """The base's token embeddings, frozen."""
+        embeddings: Any = self.model.model.get_input_embeddings()
+        return torch.as_tensor(embeddings.weight).detach()
+
+    @property
+    def output_embeddings(self) -> Tensor:
+        """The base's output matrix, frozen."""
+        return torch.as_tensor(self._head.weight).detach()
+
+    def encode_conditions(self, conditions: Sequence[str]) -> list[list[int]]:
+        """Conditions in the base's tokens, without special ones."""
+        rows = self.model.tokenizer(list(conditions), add_special_tokens=False)["input_ids"]
+        return [list(row) for row in rows]
+
+    @torch.no_grad()
+    def read(self, prompts: Sequence[str], tokens: Tensor, lengths: Tensor) -> Tensor:
+        """States at every position: (B, T, state_size)."""
+        past_end = torch.arange(tokens.shape[1], device=tokens.device)[None, :] >= lengths[:, None]
+        tokens = tokens.masked_fill(past_end, self.eos_id)
+        if isinstance(self.model, CausalModel):
+            return self.model.score_states(self.model.encode(prompts), tokens)
+        return self._read_by_hook(prompts, tokens, lengths)
+
+    def _read_by_hook(self, prompts: Sequence[str], tokens: Tensor, lengths: Tensor) -> Tensor:
+        """What the output layer is given when texts are scored: for models whose body is not all of it."""
+        seen: list[Tensor] = []
+        hook = self._head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self.model.score(prompts, tokens, lengths)
+        finally:
+            hook.remove()
+        return torch.cat(seen)
+
+    @torch.no_grad()
+    def logits(self, states: Tensor, generated: Tensor) -> Tensor:
+        """Numbers whose softmax is p, warpers included: (N, V). Where p is the plain softmax, raw logits."""
+        logits = self._logits(states)
+        if self.model.warpers == Warpers() and len(self.model.eos_ids) == 1:
+            return logits
+        return self.model.warpers.apply(logits, self.model.eos_ids, generated)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        logits: Tensor = self._head(states) * self._scale
+        if self._bias is not None:
+            logits = logits + self._bias
+        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+
+    def _check(self) -> None:
+        """A base may do more between its states and its logits than we know of: compare once."""
+        tokens = torch.full((1, 2), self.eos_id, device=self.device)
+        lengths = torch.tensor([2], device=self.device)
+        states = self.read([""], tokens, lengths)
+        generated = torch.zeros(2, dtype=torch.long, device=self.device)
+        mine = self.logits(states[0], generated).float().log_softmax(-1).gather(1, tokens[0][:, None])[:, 0]
+        scored = self.model.score([""], tokens, lengths)[0]
+        if self.model.warpers.forced:
+            return
+        if not torch.allclose(mine, scored, atol=1e-3 if states.dtype == torch.float32 else 0.1):
+            raise InputError(
+                "a base whose logits are its output layer applied to its last hidden state",
+                f"{type(self.model.model).__name__}, off by {float((mine - scored).abs().max()):.3g}",
+                "Use a guide that reads tokens only, or report this architecture.",
+            )

@@ -1,0 +1,80 @@
+"""What a guide reads of its base: states along a text, and the base's own embedding matrices.
+
+A guide never runs the base itself. Training reads states for whole texts at once (and may keep them: the
+base is frozen), decoding reads them step by step from the forward pass that is made anyway.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from nado.language_model import Completion
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A frozen base as a guide sees it. Positions i = 0 … T − 1 stand before token i + 1."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends a text."""
+        ...
+
+    @property
+    def length_limit(self) -> int:
+        """L."""
+        ...
+
+    @property
+    def completion(self) -> Completion:
+        """What a text cut at L counts as."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """The base's fingerprint."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where states live."""
+        ...
+
+    @property
+    def state_size(self) -> int:
+        """Width of a state."""
+        ...
+
+    @property
+    def condition_vocabulary_size(self) -> int:
+        """How many ids `encode_conditions` may return."""
+        ...
+
+    @property
+    def input_embeddings(self) -> Tensor | None:
+        """The base's token embeddings (V, D), frozen; None where the base has none."""
+        ...
+
+    @property
+    def output_embeddings(self) -> Tensor | None:
+        """The base's output matrix (V, D), frozen; None where the base has none."""
+        ...
+
+    def encode_conditions(self, conditions: Sequence[str]) -> list[list[int]]:
+        """Conditions as token sequences."""
+        ...
+
+    def read(self, prompts: Sequence[str], tokens: Tensor, lengths: Tensor) -> Tensor:
+        """The base's state at every position of `tokens` (B, T): (B, T, state_size)."""
+        ...
+
+    def logits(self, states: Tensor, generated: Tensor) -> Tensor:
+        """Numbers whose softmax is p at states (N, state_size), `generated` (N,) tokens in: (N, V)."""
+        ...

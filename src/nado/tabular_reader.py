@@ -1,0 +1,102 @@
+"""A tabular model as a guide reads it: a state is the number of the prefix."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nado.errors import InputError
+from nado.exact import TabularModel
+from nado.language_model import Completion
+
+
+class TabularReader:
+    """`Reader` of a `TabularModel`; each of `conditions` is one condition token."""
+
+    def __init__(self, model: TabularModel, conditions: Sequence[str]) -> None:
+        self.model = model
+        self._ids = {condition: number for number, condition in enumerate(dict.fromkeys(conditions))}
+        self._rows = torch.cat([model.table(*_pair(key)) for key in model.keys])  # (K · N, V)
+        self._first = {key: number * len(model.table(*_pair(key))) for number, key in enumerate(model.keys)}
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V."""
+        return self.model.vocabulary_size
+
+    @property
+    def eos_id(self) -> int:
+        """The last token."""
+        return self.model.eos_id
+
+    @property
+    def length_limit(self) -> int:
+        """L."""
+        return self.model.length_limit
+
+    @property
+    def completion(self) -> Completion:
+        """What a text cut at L counts as."""
+        return self.model.completion
+
+    @property
+    def fingerprint(self) -> str:
+        """The model's."""
+        return self.model.fingerprint
+
+    @property
+    def device(self) -> torch.device:
+        """Always the CPU."""
+        return self.model.device
+
+    @property
+    def state_size(self) -> int:
+        """A number."""
+        return 1
+
+    @property
+    def condition_vocabulary_size(self) -> int:
+        """One id a condition."""
+        return len(self._ids)
+
+    @property
+    def input_embeddings(self) -> None:
+        """A table has none."""
+        return
+
+    @property
+    def output_embeddings(self) -> None:
+        """A table has none."""
+        return
+
+    def encode_conditions(self, conditions: Sequence[str]) -> list[list[int]]:
+        """One token each."""
+        unknown = [condition for condition in conditions if condition not in self._ids]
+        if unknown:
+            raise InputError(
+                f"one of the conditions {list(self._ids)[:8]}",
+                f"{unknown[0]!r}",
+                "Name every condition when the reader is made.",
+            )
+        return [[self._ids[condition]] for condition in conditions]
+
+    def read(self, prompts: Sequence[str], tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Row numbers of the prefixes: (B, T, 1)."""
+        letters = self.eos_id
+        prefix = torch.tensor([0] * len(prompts))
+        columns = []
+        for position in range(tokens.shape[1]):
+            columns.append(prefix)
+            # Past the end the number is meaningless; it only has to stay inside the table.
+            inside = position < lengths - 1
+            prefix = torch.where(inside, letters * prefix + 1 + tokens[:, position], 0)
+        first = torch.tensor([self._first[prompt] for prompt in prompts])
+        return (torch.stack(columns, dim=1) + first[:, None])[..., None].float()
+
+    def logits(self, states: Tensor, generated: Tensor) -> Tensor:
+        """The table's rows: (N, V)."""
+        return self._rows[states[:, 0].long()].float()
+
+
+def _pair(key: str | tuple[str, str]) -> tuple[str, str]:
+    return (key, key) if isinstance(key, str) else key

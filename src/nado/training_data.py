@@ -1,0 +1,299 @@
+"""Samples made ready for training: padded, weighted, batched by length, with the base's states beside them.
+
+Nothing is tokenised and no base is run inside the training loop.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nado.errors import InputError
+from nado.guide import Conditions
+from nado.objective import WeightForm, balance_labels, importance_weights
+from nado.reading import Reader
+from nado.samples import Ragged, Samples
+
+log = logging.getLogger(__name__)
+
+_BUCKETS = 4  # batches sorted by length together: less padding, but length says much about the label
+_READ_TOKENS = 2**17  # tokens the base reads at once when its states are kept
+LOW_ESS = 0.05
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some texts, padded on the right to T."""
+
+    states: Tensor  # (B, T, state_size)
+    tokens: Tensor  # (B, T)
+    lengths: Tensor  # (B,)
+    satisfied: Tensor  # bool (B,)
+    conditions: Conditions
+    log_p: Tensor  # (B, T) of the chosen tokens
+    weights: Tensor  # (B, T + 1), summed over equal texts
+    multiplicity: Tensor  # (B,) how many drawn texts a row stands for
+    offset: Tensor  # (B,) log-odds that balancing added
+    stops: Tensor | None  # bool (B, T)
+    progress: Tensor | None  # (B, T, bits), −1 where there is no such bit
+    parts: Tensor | None  # (B, bits), −1 likewise
+
+    @property
+    def last_tokens(self) -> Tensor:
+        """The token before each position, −1 before the first: (B, T)."""
+        return torch.nn.functional.pad(self.tokens[:, :-1], (1, 0), value=-1)
+
+    @property
+    def positions(self) -> Tensor:
+        """Which positions are real: bool (B, T)."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)[None, :] < self.lengths[:, None]
+
+
+@dataclass
+class TrainingData:
+    """All samples as tensors; `batches` cuts them up."""
+
+    prompts: list[str]
+    tokens: Tensor  # (S, T)
+    lengths: Tensor  # (S,)
+    satisfied: Tensor  # bool (S,)
+    condition: Tensor  # (S,) row of `conditions`
+    conditions: Conditions
+    log_p: Tensor  # (S, T)
+    weights: Tensor  # (S, T + 1)
+    multiplicity: Tensor  # (S,)
+    offset: Tensor  # (S,)
+    ess: float  # share of the samples that the weights leave effective
+    stops: Tensor | None = None
+    progress: Tensor | None = None
+    parts: Tensor | None = None
+    states: Tensor | None = None  # (Σ lengths, state_size)
+    starts: Tensor | None = None  # (S,) first row of each text in `states`
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @classmethod
+    def from_samples(
+        cls,
+        samples: Samples,
+        reader: Reader,
+        *,
+        progress_bits: int = 0,
+        balanced: bool = False,
+        weight_form: WeightForm = "suffix",
+        clip: float = 10.0,
+    ) -> "TrainingData":
+        """Pad, weight and check labelled samples."""
+        lengths = torch.from_numpy(np.diff(samples.ragged("tokens").offsets))
+        satisfied = torch.from_numpy(samples.array("satisfied").astype(bool))
+        _require_both_labels(satisfied)
+        prompts, texts = samples.strings("prompt"), samples.strings("condition")
+        names = list(dict.fromkeys(texts))
+        place = {name: number for number, name in enumerate(names)}
+        pair_ids = _numbered(list(zip(prompts, texts, strict=True)))
+        log_p = _padded(samples.ragged("log_p"), lengths)
+        log_proposal = _padded(samples.ragged("log_proposal"), lengths)
+        found = importance_weights(log_p, log_proposal, lengths, pair_ids, form=weight_form, clip=clip)
+        ess = found.ess / len(prompts)
+        if ess < LOW_ESS:
+            log.warning(
+                "the effective sample size is %.1f %% of the samples: draw closer to p, or mix in more of it",
+                100 * ess,
+            )
+        balance = balance_labels(satisfied, pair_ids) if balanced else None
+        weights = found.weights if balance is None else found.weights * balance.weights[:, None]
+        data = cls(
+            prompts=prompts,
+            tokens=_padded(samples.ragged("tokens"), lengths).long(),
+            lengths=lengths,
+            satisfied=satisfied,
+            condition=torch.tensor([place[text] for text in texts]),
+            conditions=Conditions.encode(reader, names),
+            log_p=log_p,
+            weights=weights.float(),
+            multiplicity=torch.ones(len(prompts)),
+            offset=torch.zeros(len(prompts)) if balance is None else balance.offset.float(),
+            ess=ess,
+        )
+        data._add_prefix_labels(samples, progress_bits)
+        return data
+
+    def _add_prefix_labels(self, samples: Samples, bits: int) -> None:
+        names = samples.table.column_names
+        if "stops" in names and samples.table["stops"].null_count == 0:
+            self.stops = _padded(samples.ragged("stops"), self.lengths).bool()
+        if bits:
+            flat = samples.ragged("progress")
+            self.progress = torch.full((*self.tokens.shape, bits), -1, dtype=torch.int8)
+            for row, length in enumerate(self.lengths.tolist()):
+                own = torch.from_numpy(flat.row(row).astype(np.int8)).view(length, -1)
+                self.progress[row, :length, : own.shape[1]] = own
+            parts = samples.ragged("parts")
+            self.parts = torch.full((len(self), bits), -1, dtype=torch.int8)
+            for row in range(len(self)):
+                own_parts = torch.from_numpy(parts.row(row).astype(np.int8))
+                self.parts[row, : len(own_parts)] = own_parts
+
+    def merge_equal(self) -> None:
+        """Let one row stand for all equal texts of a prompt with equal labels: the same losses, less work.
+
+        Call it before `keep_states`. A peaked p writes many texts more than once.
+        """
+        seen: dict[tuple[object, ...], int] = {}
+        place = []
+        rows = zip(
+            self.prompts, self.condition.tolist(), self.lengths.tolist(), self.satisfied.tolist(), strict=True
+        )
+        for row, tokens in zip(rows, self.tokens.numpy(), strict=True):
+            place.append(seen.setdefault((*row, tokens.tobytes()), len(seen)))
+        group = torch.tensor(place)
+        first = torch.full((len(seen),), len(self)).scatter_reduce(0, group, torch.arange(len(self)), "amin")
+        weights = torch.zeros(len(seen), self.weights.shape[1]).index_add(0, group, self.weights)
+        multiplicity = torch.zeros(len(seen)).index_add(0, group, self.multiplicity)
+        self.prompts = [self.prompts[row] for row in first.tolist()]
+        for name in (
+            "tokens",
+            "lengths",
+            "satisfied",
+            "condition",
+            "log_p",
+            "offset",
+            "stops",
+            "progress",
+            "parts",
+        ):
+            column = getattr(self, name)
+            setattr(self, name, None if column is None else column[first])
+        self.weights, self.multiplicity = weights, multiplicity
+
+    def keep_states(self, reader: Reader, device: torch.device | None = None) -> None:
+        """Read the base's states of every text once and keep them."""
+        self.starts = self.lengths.cumsum(0) - self.lengths
+        total = int(self.lengths.sum())
+        order = self.lengths.argsort()
+        first = 0
+        while first < len(order):
+            width = int(self.lengths[order[min(first + 1, len(order)) - 1]])
+            rows = order[first : first + max(1, _READ_TOKENS // max(width, 1) // 2)]
+            read = self._read(reader, rows)  # (B, T, state_size)
+            if self.states is None:
+                self.states = torch.empty(
+                    total,
+                    read.shape[-1],
+                    dtype=read.dtype,
+                    device=device if device is not None else read.device,
+                )
+            inside = torch.arange(read.shape[1])[None, :] < self.lengths[rows][:, None]
+            places = (self.starts[rows][:, None] + torch.arange(read.shape[1])[None, :])[inside]
+            self.states[places.to(self.states.device)] = read[inside.to(read.device)].to(self.states.device)
+            first += len(rows)
+
+    def _read(self, reader: Reader, rows: Tensor) -> Tensor:
+        longest = int(self.lengths[rows].max())
+        prompts = [self.prompts[row] for row in rows.tolist()]
+        return reader.read(
+            prompts, self.tokens[rows, :longest].to(reader.device), self.lengths[rows].to(reader.device)
+        )
+
+    def order(self, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
+        """The rows of every batch of an epoch: random, of near-equal length, fixed by seed and epoch."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        shuffled = torch.randperm(len(self), generator=generator)
+        batches: list[Tensor] = []
+        for chunk in shuffled.split(batch_size * _BUCKETS):
+            batches += chunk[self.lengths[chunk].argsort(stable=True)].split(batch_size)
+        return [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
+
+    def batch(self, rows: Tensor, reader: Reader) -> Batch:
+        """The given texts, on the reader's device."""
+        device = reader.device
+        longest = int(self.lengths[rows].max())
+        states = self._read(reader, rows) if self.states is None else self._states(rows, longest).to(device)
+
+        def take(column: Tensor | None, width: int | None = None) -> Tensor | None:
+            if column is None:
+                return None
+            return (column[rows] if width is None else column[rows, :width]).to(device, non_blocking=True)
+
+        def sure(column: Tensor, width: int | None = None) -> Tensor:
+            taken = take(column, width)
+            assert taken is not None
+            return taken
+
+        return Batch(
+            states=states,
+            tokens=sure(self.tokens, longest),
+            lengths=sure(self.lengths),
+            satisfied=sure(self.satisfied),
+            conditions=self.conditions.rows(self.condition[rows].to(device)),
+            log_p=sure(self.log_p, longest),
+            weights=sure(self.weights, longest + 1),
+            multiplicity=sure(self.multiplicity),
+            offset=sure(self.offset),
+            stops=take(self.stops, longest),
+            progress=take(self.progress, longest),
+            parts=take(self.parts),
+        )
+
+    def _states(self, rows: Tensor, longest: int) -> Tensor:
+        assert self.states is not None
+        assert self.starts is not None
+        places = self.starts[rows][:, None] + torch.arange(longest)[None, :]
+        inside = torch.arange(longest)[None, :] < self.lengths[rows][:, None]
+        places = torch.where(inside, places, self.starts[rows][:, None])
+        return self.states[places.to(self.states.device)]
+
+
+def split_by_prompt(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
+    """Training and held-out samples, with no (prompt, condition) in both."""
+    pairs = list(zip(samples.strings("prompt"), samples.strings("condition"), strict=True))
+    ids = _numbered(pairs)
+    count = int(ids.max()) + 1
+    held = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[
+        : max(1, round(share * count))
+    ]
+    mask = torch.isin(ids, held).numpy()
+    return samples.filter(~mask), samples.filter(mask)
+
+
+def _numbered(values: Sequence[object]) -> Tensor:
+    numbers: dict[object, int] = {}
+    return torch.tensor([numbers.setdefault(value, len(numbers)) for value in values])
+
+
+def _padded(column: Ragged, lengths: Tensor) -> Tensor:
+    """A ragged column as (S, T), zeros past the end."""
+    width = int(lengths.max())
+    padded = np.zeros((len(lengths), width), dtype=column.values.dtype)
+    inside = np.arange(width)[None, :] < lengths.numpy()[:, None]
+    padded[inside] = column.values
+    return torch.from_numpy(padded)
+
+
+def _require_both_labels(satisfied: Tensor) -> None:
+    positives = int(satisfied.sum())
+    if positives == 0:
+        raise InputError(
+            "samples of both kinds to learn from",
+            f"no satisfied text among {len(satisfied)}",
+            "Draw more samples, draw from a guided proposal, or begin with one of the oracle's parts.",
+        )
+    if positives == len(satisfied):
+        raise InputError(
+            "samples of both kinds to learn from",
+            f"no unsatisfied text among {len(satisfied)}",
+            "p satisfies this oracle already, or the oracle says yes to everything: audit it.",
+        )
+
+
+def iterate(data: TrainingData, batch_size: int, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """(epoch, rows) of one batch after the other, for ever."""
+    epoch = 0
+    while True:
+        for rows in data.order(batch_size, seed, epoch):
+            yield epoch, rows
+        epoch += 1
