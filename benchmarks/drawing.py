@@ -120,7 +120,7 @@ def small_model(limit: int) -> CausalModel:
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     ending = EndingHead(model.lm_head, eos_id=0, log_odds=6.35)
-    model.set_output_embeddings(ending)
+    model.set_output_embeddings(ending.eval())
     return CausalModel(model, tokenizer, length_limit=limit)
 
 
