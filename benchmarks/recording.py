@@ -35,7 +35,8 @@ def record(
         if (kept := [metric for metric in old["metrics"] if metric not in metrics])
     ]
     runs = [*earlier, {**run, "metrics": list(metrics)}]
-    write_json(path, {**run, "metrics": {**before["metrics"], **metrics}, "runs": runs})
+    machines = " and ".join(dict.fromkeys(each["machine"] for each in runs))
+    write_json(path, {**run, "machine": machines, "metrics": {**before["metrics"], **metrics}, "runs": runs})
     return path
 
 

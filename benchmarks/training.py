@@ -99,7 +99,7 @@ def measure(
     guide = Guide(
         GuideConfig.for_reader(reader, size=options.size, layers=options.layers, heads=options.heads)
     )
-    guide = guide.to(reader.device).attach(reader)
+    guide = guide.to(reader.model.device).attach(reader)
     if naive:
         guide.reduce = naive_reduce(guide)  # type: ignore[method-assign]
     team = Team(Objective(guide, reader, config))
@@ -131,8 +131,8 @@ def resident(data: TrainingData, reader: Any) -> int:
 
 
 def naive_reduce(guide: Guide) -> Any:
-    def reduce(scores: Any, log_p: Any, chosen: Tensor, generated: Tensor) -> Step:
-        everything = log_p(slice(0, len(chosen)))  # (N, V)
+    def reduce(scores: Any, base_logits: Any, chosen: Tensor, generated: Tensor) -> Step:
+        everything = base_logits(slice(0, len(chosen))).float().log_softmax(dim=-1)  # (N, V)
         log_r = guide.head.log_r(scores, everything)
         found = reduce_vocabulary(everything[:, None], log_r[:, None], chosen[:, None])
         eos = log_r[:, guide.config.eos_id]
@@ -156,13 +156,24 @@ class DoubledReader:
     def __init__(self, reader: HuggingFaceReader) -> None:
         self._reader = reader
         self.output_embeddings = torch.cat([reader.output_embeddings] * 2)
-        self.vocabulary_size = 2 * reader.vocabulary_size
+        self.model = DoubledModel(reader.model)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
 
-    def log_p(self, states: Tensor, generated: Tensor) -> Tensor:
-        return (states @ self.output_embeddings.T).float().log_softmax(dim=-1)
+    def logits(self, states: Tensor, generated: Tensor) -> Tensor:
+        return states @ self.output_embeddings.T
+
+
+class DoubledModel:
+    """The base itself, said to have twice the vocabulary."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.vocabulary_size = 2 * model.vocabulary_size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 if __name__ == "__main__":

@@ -161,13 +161,13 @@ def test_losses_equal_those_of_full_tensors(kind: str) -> None:
 def full_reference(guide: Guide, reader: Any, batch: Any) -> Reduced:
     written = torch.arange(batch.tokens.shape[1]).expand_as(batch.tokens)
     features = guide.features(
-        batch.states, batch.last_tokens, reader.length_limit - written, batch.conditions, None
+        batch.states, batch.last_tokens, reader.model.length_limit - written, batch.conditions, None
     )
     flat = features.flatten(0, 1)
     log_p = reader.logits(batch.states.flatten(0, 1), written.flatten()).float().log_softmax(-1)
     log_r = guide.head.log_r(guide.scores(flat), log_p)
-    at_limit = (written == reader.length_limit - 1).flatten()
-    others = torch.arange(log_r.shape[1]) != reader.eos_id
+    at_limit = (written == reader.model.length_limit - 1).flatten()
+    others = torch.arange(log_r.shape[1]) != reader.model.eos_id
     log_r = log_r.masked_fill(at_limit[:, None] & others[None, :], -torch.inf)
     shape = (*batch.tokens.shape, -1)
     return reduce_vocabulary(log_p.view(shape), log_r.view(shape), batch.tokens)

@@ -68,14 +68,14 @@ class GuideConfig(PretrainedConfig):
         """The config of a guide for this base, with the given choices."""
         embeddings = reader.input_embeddings
         return cls(
-            vocabulary_size=reader.vocabulary_size,
-            eos_id=reader.eos_id,
-            length_limit=reader.length_limit,
-            completion=reader.completion,
+            vocabulary_size=reader.model.vocabulary_size,
+            eos_id=reader.model.eos_id,
+            length_limit=reader.model.length_limit,
+            completion=reader.model.completion,
             state_size=reader.state_size,
             embedding_size=0 if embeddings is None else embeddings.shape[1],
             condition_vocabulary_size=reader.condition_vocabulary_size,
-            base_fingerprint=reader.fingerprint,
+            base_fingerprint=reader.model.fingerprint,
             **choices,
         )
 
@@ -92,9 +92,11 @@ class Conditions:
         """Encode and pad; an empty condition is one padded place."""
         rows = reader.encode_conditions(conditions)
         width = max(1, *(len(row) for row in rows))
-        tokens = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=reader.device)
-        lengths = torch.tensor([len(row) for row in rows], device=reader.device)
-        return cls(tokens, torch.arange(width, device=reader.device)[None, :] >= width - lengths[:, None])
+        tokens = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=reader.model.device)
+        lengths = torch.tensor([len(row) for row in rows], device=reader.model.device)
+        return cls(
+            tokens, torch.arange(width, device=reader.model.device)[None, :] >= width - lengths[:, None]
+        )
 
     def rows(self, index: Tensor) -> "Conditions":
         """Some rows."""
@@ -145,18 +147,18 @@ class Guide(PreTrainedModel):
     def attach(self, reader: Reader) -> "Guide":
         """Lend the guide the base it belongs to; another base is an error."""
         for name in ("vocabulary_size", "eos_id", "length_limit", "completion"):
-            mine, other = getattr(self.config, name), getattr(reader, name)
+            mine, other = getattr(self.config, name), getattr(reader.model, name)
             if mine != other:
                 raise MismatchError(
                     f"a base with {name.replace('_', ' ')} {mine}, as this guide was trained for",
                     f"{other}",
                     "Load the base, limit and completion named in the guide's config.json.",
                 )
-        if self.config.base_fingerprint != reader.fingerprint:
+        if self.config.base_fingerprint != reader.model.fingerprint:
             raise MismatchError(
                 f"the base this guide was trained for ({self.config.base_name or 'unnamed'}, fingerprint "
                 f"{self.config.base_fingerprint[:8]})",
-                f"one with fingerprint {reader.fingerprint[:8]}",
+                f"one with fingerprint {reader.model.fingerprint[:8]}",
                 "Load that base with the same warpers and limit, or allow another one explicitly.",
             )
         self.reader = reader

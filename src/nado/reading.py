@@ -5,12 +5,11 @@ base is frozen), decoding reads them step by step from the forward pass that is 
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from nado.language_model import Completion
+from nado.language_model import LanguageModel
 
 
 @runtime_checkable
@@ -18,33 +17,8 @@ class Reader(Protocol):
     """A frozen base as a guide sees it. Positions i = 0 … T − 1 stand before token i + 1."""
 
     @property
-    def vocabulary_size(self) -> int:
-        """V."""
-        ...
-
-    @property
-    def eos_id(self) -> int:
-        """The token that ends a text."""
-        ...
-
-    @property
-    def length_limit(self) -> int:
-        """L."""
-        ...
-
-    @property
-    def completion(self) -> Completion:
-        """What a text cut at L counts as."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """The base's fingerprint."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where states live."""
+    def model(self) -> LanguageModel[Any]:
+        """The base: its vocabulary, limit, completion, fingerprint and device."""
         ...
 
     @property

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from nado.errors import InputError
 from nado.exact import TabularModel
-from nado.language_model import Completion
 
 
 class TabularReader:
@@ -18,36 +17,6 @@ class TabularReader:
         self._ids = {condition: number for number, condition in enumerate(dict.fromkeys(conditions))}
         self._rows = torch.cat([model.table(*_pair(key)) for key in model.keys])  # (K · N, V)
         self._first = {key: number * len(model.table(*_pair(key))) for number, key in enumerate(model.keys)}
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V."""
-        return self.model.vocabulary_size
-
-    @property
-    def eos_id(self) -> int:
-        """The last token."""
-        return self.model.eos_id
-
-    @property
-    def length_limit(self) -> int:
-        """L."""
-        return self.model.length_limit
-
-    @property
-    def completion(self) -> Completion:
-        """What a text cut at L counts as."""
-        return self.model.completion
-
-    @property
-    def fingerprint(self) -> str:
-        """The model's."""
-        return self.model.fingerprint
-
-    @property
-    def device(self) -> torch.device:
-        """Always the CPU."""
-        return self.model.device
 
     @property
     def state_size(self) -> int:
@@ -82,7 +51,7 @@ class TabularReader:
 
     def read(self, prompts: Sequence[str], tokens: Tensor, lengths: Tensor) -> Tensor:
         """Row numbers of the prefixes: (B, T, 1)."""
-        letters = self.eos_id
+        letters = self.model.eos_id
         prefix = torch.tensor([0] * len(prompts))
         columns = []
         for position in range(tokens.shape[1]):

@@ -129,7 +129,7 @@ class Objective(torch.nn.Module):
 
     def _reduce(self, batch: Batch, real: Tensor) -> tuple[Reduced, Tensor, Tensor, Tensor, Tensor]:
         written = torch.arange(real.shape[1], device=real.device).expand_as(real)
-        left = (self.reader.length_limit - written).clamp(min=0)
+        left = (self.reader.model.length_limit - written).clamp(min=0)
         features = self.guide.features(
             batch.states, batch.last_tokens, left, batch.conditions, batch.progress
         )
@@ -209,7 +209,7 @@ class Team:
 
         # The auxiliary parts of a guide take part only where the samples have labels for them.
         self._accelerator = Accelerator(
-            cpu=objective.reader.device.type == "cpu",
+            cpu=objective.reader.model.device.type == "cpu",
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         )
         self.objective: Any = objective

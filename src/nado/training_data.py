@@ -196,7 +196,9 @@ class TrainingData:
         longest = int(self.lengths[rows].max())
         prompts = [self.prompts[row] for row in rows.tolist()]
         return reader.read(
-            prompts, self.tokens[rows, :longest].to(reader.device), self.lengths[rows].to(reader.device)
+            prompts,
+            self.tokens[rows, :longest].to(reader.model.device),
+            self.lengths[rows].to(reader.model.device),
         )
 
     def order(self, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
@@ -210,7 +212,7 @@ class TrainingData:
 
     def batch(self, rows: Tensor, reader: Reader) -> Batch:
         """The given texts, on the reader's device."""
-        device = reader.device
+        device = reader.model.device
         longest = int(self.lengths[rows].max())
         states = self._read(reader, rows) if self.states is None else self._states(rows, longest).to(device)
 

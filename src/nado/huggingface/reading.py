@@ -9,7 +9,6 @@ from torch import Tensor
 from nado.errors import InputError
 from nado.huggingface.causal import CausalModel
 from nado.huggingface.encoder_decoder import EncoderDecoderModel
-from nado.language_model import Completion
 from nado.warpers import Warpers
 
 
@@ -28,36 +27,6 @@ class HuggingFaceReader:
         self._check()
 
     @property
-    def vocabulary_size(self) -> int:
-        """V."""
-        return self.model.vocabulary_size
-
-    @property
-    def eos_id(self) -> int:
-        """The token that ends a text."""
-        return self.model.eos_id
-
-    @property
-    def length_limit(self) -> int:
-        """L."""
-        return self.model.length_limit
-
-    @property
-    def completion(self) -> Completion:
-        """What a text cut at L counts as."""
-        return self.model.completion
-
-    @property
-    def fingerprint(self) -> str:
-        """The base's."""
-        return self.model.fingerprint
-
-    @property
-    def device(self) -> torch.device:
-        """Where the base runs."""
-        return self.model.device
-
-    @property
     def state_size(self) -> int:
         """Width of the last hidden state."""
         return int(self._head.weight.shape[1])
@@ -65,7 +34,7 @@ class HuggingFaceReader:
     @property
     def condition_vocabulary_size(self) -> int:
         """Conditions are written in the base's own tokens."""
-        return self.vocabulary_size
+        return self.model.vocabulary_size
 
     @property
     def input_embeddings(self) -> Tensor:
@@ -87,7 +56,7 @@ class HuggingFaceReader:
     def read(self, prompts: Sequence[str], tokens: Tensor, lengths: Tensor) -> Tensor:
         """States at every position: (B, T, state_size)."""
         past_end = torch.arange(tokens.shape[1], device=tokens.device)[None, :] >= lengths[:, None]
-        tokens = tokens.masked_fill(past_end, self.eos_id)
+        tokens = tokens.masked_fill(past_end, self.model.eos_id)
         if isinstance(self.model, CausalModel):
             return self.model.score_states(self.model.encode(prompts), tokens)
         return self._read_by_hook(prompts, tokens, lengths)
@@ -118,10 +87,10 @@ class HuggingFaceReader:
 
     def _check(self) -> None:
         """A base may do more between its states and its logits than we know of: compare once."""
-        tokens = torch.full((1, 2), self.eos_id, device=self.device)
-        lengths = torch.tensor([2], device=self.device)
+        tokens = torch.full((1, 2), self.model.eos_id, device=self.model.device)
+        lengths = torch.tensor([2], device=self.model.device)
         states = self.read([""], tokens, lengths)
-        generated = torch.zeros(2, dtype=torch.long, device=self.device)
+        generated = torch.zeros(2, dtype=torch.long, device=self.model.device)
         mine = self.logits(states[0], generated).float().log_softmax(-1).gather(1, tokens[0][:, None])[:, 0]
         scored = self.model.score([""], tokens, lengths)[0]
         if self.model.warpers.forced:
