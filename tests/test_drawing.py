@@ -20,7 +20,7 @@ from nado.errors import InputError, MismatchError, StorageError
 from nado.exact import TabularModel, exact_log_r, guided_model
 from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.noise import sample, uniforms
-from nado.progress_bar import describe_speed, progress_bar
+from nado.progress import describe_speed, progress_bar
 from nado.prompts import Prompt
 from nado.proposals import Proposal, guided_mixture, tempered
 from nado.samples import SCHEMA, Samples, read_samples, samples_folder

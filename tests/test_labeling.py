@@ -53,6 +53,12 @@ def sleepy(text):
 
 
 @oracle
+def slow_then_picky(text):
+    time.sleep(1.0 if text == "slow" else 0.0)
+    return picky([""], [text])[0]
+
+
+@oracle
 def deadly(text):
     if text == "bad":
         os._exit(7)
@@ -169,6 +175,15 @@ def test_an_oracle_that_raises_is_named_with_its_text_and_earlier_batches_are_ke
         "expected an answer from the oracle picky; found ValueError: cannot read this for the text 'bad' "
         "under the condition ''. Batches before it are kept; mend the oracle and run the same command again."
     )
+
+
+def test_a_batch_still_in_a_workers_hands_does_not_shift_the_blame():
+    """Once, the text after the failing one was named: a busy worker's answer was to another batch."""
+    for order in (["bad"], ["slow"]), (["slow"], ["bad"]):
+        batches = [rows_of([*texts, "a", "b"]) for texts in order]
+        with pytest.raises(OracleError) as raised:
+            list(label_batches(slow_then_picky, [*batches, rows_of(["a"])], workers=2))
+        assert raised.value.found == "ValueError: cannot read this for the text 'bad' under the condition ''"
 
 
 def test_an_oracle_that_hangs_is_stopped_and_named():

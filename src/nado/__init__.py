@@ -26,7 +26,7 @@ _HOMES = {
     "load_model": "nado.huggingface",
     "load_oracle": "nado.oracles",
     "oracle": "nado.oracles",
-    "progress_bar": "nado.progress_bar",
+    "progress_bar": "nado.progress",
     "read_prompts": "nado.prompts",
     "read_samples": "nado.samples",
     "tempered": "nado.proposals",
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from nado.importing import import_samples
     from nado.language_model import LanguageModel
     from nado.oracles import Oracle, audit, load_oracle, oracle
-    from nado.progress_bar import progress_bar
+    from nado.progress import progress_bar
     from nado.prompts import Prompt, read_prompts
     from nado.proposals import Proposal, guided_mixture, tempered
     from nado.sample_labels import label_samples

@@ -24,7 +24,7 @@ from torch import Tensor
 from nado.errors import InputError, NadoError
 from nado.language_model import LanguageModel, Preparing, Refillable, Sampling, is_finished, is_refillable
 from nado.noise import sample, uniforms
-from nado.progress_bar import Listener, Meter, Progress
+from nado.progress import Listener, Meter, Progress
 from nado.prompts import Prompt
 from nado.proposals import (
     Mixing,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from nado.errors import InputError
 from nado.language_model import LanguageModel, is_finished
-from nado.progress_bar import Listener, Meter
+from nado.progress import Listener, Meter
 from nado.prompts import Prompt, read_records, to_prompt
 from nado.samples import SCHEMA, Samples, samples_folder
 from nado.storage import digest_file, hold

@@ -20,7 +20,7 @@ from nado.errors import InputError, MismatchError
 from nado.labeling import Labels, Rows, join_labels, label_batches
 from nado.language_model import LanguageModel
 from nado.oracles.protocol import Oracle
-from nado.progress_bar import Listener, Meter
+from nado.progress import Listener, Meter
 from nado.samples import (
     LABEL_SCHEMA,
     Folder,

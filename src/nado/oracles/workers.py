@@ -128,6 +128,7 @@ class WorkerPool(Generic[Rows, Result]):
         _check_sendable(oracle)
         self._context = multiprocessing.get_context(start_method)
         self._ask, self._oracle, self._timeout = ask, oracle, timeout
+        self._busy: dict[Worker[Rows, Result], Job[Rows]] = {}
         self._workers = [self._start() for _ in range(workers)]
         try:
             for worker in self._workers:
@@ -142,7 +143,7 @@ class WorkerPool(Generic[Rows, Result]):
         Batches before the failing one are still answered and given out first.
         """
         source = enumerate(batches)
-        busy: dict[Worker[Rows, Result], Job[Rows]] = {}
+        busy = self._busy
         done: dict[int, Result | tuple[Failure, Rows]] = {}
         next_out, failed = 0, False
         while True:
@@ -169,6 +170,9 @@ class WorkerPool(Generic[Rows, Result]):
     def ask_alone(self, rows: Rows) -> Result | Failure:
         """One batch, by itself: how a failing batch is taken apart."""
         worker = self._workers[0]
+        if worker in self._busy:  # its next answer would be to another batch
+            del self._busy[worker]
+            worker = self._replace(worker)
         worker.send(rows)
         outcome = worker.receive(self._timeout)
         if isinstance(outcome, Failure) and outcome.kind != "raised":
@@ -183,11 +187,12 @@ class WorkerPool(Generic[Rows, Result]):
     def _start(self) -> Worker[Rows, Result]:
         return Worker(self._context, self._ask, self._oracle, f"oracle {self._oracle.name}")
 
-    def _replace(self, worker: Worker[Rows, Result]) -> None:
+    def _replace(self, worker: Worker[Rows, Result]) -> Worker[Rows, Result]:
         worker.stop()
         fresh = self._start()
         self._workers[self._workers.index(worker)] = fresh
         fresh.wait_until_ready()
+        return fresh
 
     def _hand_out(self, worker: Worker[Rows, Result], index: int, rows: Rows) -> Job[Rows]:
         worker.send(rows)
