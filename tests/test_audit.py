@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -145,7 +146,7 @@ def test_wrong_parts_and_false_cheapness_are_caught():
         cheap = True
 
         def judge(self, conditions, texts):
-            sum(range(20_000 * len(texts)))  # slow
+            time.sleep(0.002 * len(texts))
             return np.array(["dog" in text or "man" in text for text in texts], dtype=bool)
 
         def judge_parts(self, conditions, texts):

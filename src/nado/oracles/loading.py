@@ -172,12 +172,14 @@ def load_module(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise InputError("a Python file that ends in .py", f"{path}", "Rename it.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before execution: dataclasses look their own module up
     try:
-        spec.loader.exec_module(module)
+        # What was read and digested, not what a loader may have cached: it tells bytecode apart by the
+        # second and size of its source alone, and an edit can keep both.
+        exec(compile(content, str(path), "exec"), vars(module))
     except BaseException as error:
         del sys.modules[name]
         if not isinstance(error, Exception):
