@@ -170,6 +170,10 @@ def test_an_oracle_that_fails_keeps_whole_shards(tmp_path, workers):
     assert raised.value.expected == "an answer from the oracle fails_on_aab"
     assert raised.value.found.startswith("ValueError: no for the text 'aab' under")
     labels = labels_folder(tmp_path / "s")
+    assert raised.value.hint == (
+        "Shards before it are kept for the same oracle. A mended one is another: "
+        f"delete {labels.path} and label again."
+    )
     written = [index for index in range(7) if labels.shard_path(index).exists()]
     assert written == list(range(first_bad))
     with pytest.raises(StorageError) as raised:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nado.errors import InputError, MismatchError
+from nado.errors import InputError, MismatchError, OracleError
 from nado.labeling import Labels, Rows, join_labels, label_batches
 from nado.language_model import LanguageModel
 from nado.oracles.protocol import Oracle
@@ -76,10 +76,18 @@ def label_samples(
         meter = Meter([shard["rows"] for shard in drawn["shards"]], work.missing, on_progress)
         # One call for all shards: workers start once.
         answers = label_batches(oracle, work.batches(), parts=parts, workers=workers, timeout=timeout)
-        with closing(cast(Generator[Labels, None, None], answers)):
-            for index in work.missing:
-                labels = _collect(itertools.islice(answers, work.count(index)), meter)
-                target.write(index, _to_table(work.take_rows(index), labels))
+        try:
+            with closing(cast(Generator[Labels, None, None], answers)):
+                for index in work.missing:
+                    labels = _collect(itertools.islice(answers, work.count(index)), meter)
+                    target.write(index, _to_table(work.take_rows(index), labels))
+        except OracleError as error:
+            raise OracleError(
+                error.expected,
+                error.found,
+                "Shards before it are kept for the same oracle. A mended one is another: "
+                f"delete {target.path} and label again.",
+            ) from error
         if None in manifest["shards"]:
             _finish(target, manifest, oracle)
     return read_samples(folder)
