@@ -195,6 +195,14 @@ def test_tempered_samples_are_weighted(tabular: tuple[TabularReader, Samples]) -
     assert data.weights[:, 0].std() > 0.1
 
 
+def test_uncorrected_samples_are_trained_on_without_weights(tabular: tuple[TabularReader, Samples]) -> None:
+    reader, _ = tabular
+    samples = labelled_samples(reader.model, has_a, 200, proposal=tempered(2.0))
+    data = TrainingData.from_samples(dataclasses.replace(samples, uncorrected=True), reader)
+    assert data.ess == 1
+    assert set(data.weights.unique().tolist()) == {0.0, 1.0}
+
+
 def test_a_collapse_of_the_weights_is_said(
     tabular: tuple[TabularReader, Samples], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -96,7 +96,8 @@ class TrainingData:
         place = {name: number for number, name in enumerate(names)}
         pair_ids = _numbered(list(zip(prompts, texts, strict=True)))
         log_p = _padded(samples.ragged("log_p"), lengths)
-        log_proposal = _padded(samples.ragged("log_proposal"), lengths)
+        # Uncorrected samples are an ablation: trained on as if p had drawn them, as the paper does.
+        log_proposal = log_p if samples.uncorrected else _padded(samples.ragged("log_proposal"), lengths)
         found = importance_weights(log_p, log_proposal, lengths, pair_ids, form=weight_form, clip=clip)
         ess = found.ess / len(prompts)
         if ess < LOW_ESS:
