@@ -306,6 +306,24 @@ def test_evaluation_reports_calibration(tabular: tuple[TabularReader, Samples]) 
     assert calibration_error(torch.tensor([0.9] * 4), torch.zeros(4)) == pytest.approx(0.9)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)  # inductor's own
+def test_a_compiled_body_gives_the_same_losses(tabular: tuple[TabularReader, Samples]) -> None:
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    guide = fresh_guide(reader)
+    torch.nn.init.normal_(guide.head.vector.weight, generator=torch.Generator().manual_seed(1))
+    torch._dynamo.utils.counters.clear()
+    compiled, plain = (Objective(guide, reader, TrainingConfig(compiled=each)) for each in (True, False))
+    for rows in (torch.arange(64), torch.arange(100)):  # another shape must not need another compilation
+        batch = data.batch(rows, reader)
+        for mine, theirs in zip(compiled(batch)[0], plain(batch)[0], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert torch._dynamo.utils.counters["frames"]["ok"] > 0  # something was compiled
+
+
 def test_the_learning_rate_rises_then_falls() -> None:
     config = TrainingConfig(steps=100, ramp_steps=10, learning_rate=1.0, final_share=0.1)
     rates = [learning_rate(config, step) for step in range(1, 101)]

@@ -130,9 +130,7 @@ class Objective(torch.nn.Module):
     def _reduce(self, batch: Batch, real: Tensor) -> tuple[Reduced, Tensor, Tensor, Tensor, Tensor]:
         written = torch.arange(real.shape[1], device=real.device).expand_as(real)
         left = (self.reader.model.length_limit - written).clamp(min=0)
-        features = self.guide.features(
-            batch.states, batch.last_tokens, left, batch.conditions, batch.progress
-        )
+        features = self._features(batch.states, batch.last_tokens, left, batch.conditions, batch.progress)
         states, positions = batch.states[real], written[real]  # N real positions
         step = self.guide.reduce(
             self.guide.scores(features[real]),
