@@ -14,6 +14,7 @@ from torch import Tensor
 from nado.errors import InputError
 from nado.guide import Conditions
 from nado.objective import WeightForm, balance_labels, importance_weights
+from nado.proposals import ESS_SHARE
 from nado.reading import Reader
 from nado.samples import Ragged, Samples
 
@@ -21,7 +22,6 @@ log = logging.getLogger(__name__)
 
 _BUCKETS = 4  # batches sorted by length together: less padding, but length says much about the label
 _READ_TOKENS = 2**17  # tokens the base reads at once when its states are kept
-LOW_ESS = 0.05
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class TrainingData:
         log_proposal = log_p if samples.uncorrected else _padded(samples.ragged("log_proposal"), lengths)
         found = importance_weights(log_p, log_proposal, lengths, pair_ids, form=weight_form, clip=clip)
         ess = found.ess / len(prompts)
-        if ess < LOW_ESS:
+        if ess < ESS_SHARE:
             log.warning(
                 "the effective sample size is %.1f %% of the samples: draw closer to p, or mix in more of it",
                 100 * ess,
@@ -175,11 +175,10 @@ class TrainingData:
         """Read the base's states of every text once and keep them."""
         self.starts = self.lengths.cumsum(0) - self.lengths
         total = int(self.lengths.sum())
-        order = self.lengths.argsort()
+        order = self.lengths.argsort(descending=True)  # the first of a chunk is its longest
         first = 0
         while first < len(order):
-            width = int(self.lengths[order[min(first + 1, len(order)) - 1]])
-            rows = order[first : first + max(1, _READ_TOKENS // max(width, 1) // 2)]
+            rows = order[first : first + max(1, _READ_TOKENS // int(self.lengths[order[first]]))]
             read = self._read(reader, rows)  # (B, T, state_size)
             if self.states is None:
                 self.states = torch.empty(
@@ -217,29 +216,22 @@ class TrainingData:
         longest = int(self.lengths[rows].max())
         states = self._read(reader, rows) if self.states is None else self._states(rows, longest).to(device)
 
-        def take(column: Tensor | None, width: int | None = None) -> Tensor | None:
-            if column is None:
-                return None
-            return (column[rows] if width is None else column[rows, :width]).to(device, non_blocking=True)
-
-        def sure(column: Tensor, width: int | None = None) -> Tensor:
-            taken = take(column, width)
-            assert taken is not None
-            return taken
+        def take(column: Tensor) -> Tensor:
+            return column[rows].to(device, non_blocking=True)
 
         return Batch(
             states=states,
-            tokens=sure(self.tokens, longest),
-            lengths=sure(self.lengths),
-            satisfied=sure(self.satisfied),
+            tokens=take(self.tokens[:, :longest]),
+            lengths=take(self.lengths),
+            satisfied=take(self.satisfied),
             conditions=self.conditions.rows(self.condition[rows].to(device)),
-            log_p=sure(self.log_p, longest),
-            weights=sure(self.weights, longest + 1),
-            multiplicity=sure(self.multiplicity),
-            offset=sure(self.offset),
-            stops=take(self.stops, longest),
-            progress=take(self.progress, longest),
-            parts=take(self.parts),
+            log_p=take(self.log_p[:, :longest]),
+            weights=take(self.weights[:, : longest + 1]),
+            multiplicity=take(self.multiplicity),
+            offset=take(self.offset),
+            stops=None if self.stops is None else take(self.stops[:, :longest]),
+            progress=None if self.progress is None else take(self.progress[:, :longest]),
+            parts=None if self.parts is None else take(self.parts),
         )
 
     def _states(self, rows: Tensor, longest: int) -> Tensor:

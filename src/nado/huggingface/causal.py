@@ -351,20 +351,21 @@ class CausalModel(HuggingFaceModel):
     @torch.no_grad()
     def score_states(self, prompts: list[list[int]], tokens: Tensor) -> Tensor:
         """The body's last hidden state at every position of `tokens` (B, T): (B, T, H)."""
-        ids, mask = self._pad_left(prompts)
-        ids = torch.cat([ids, tokens], dim=1)
-        mask = torch.cat([mask, mask.new_ones(tokens.shape)], dim=1)
+        ids, mask = self._continued(prompts, tokens)
         arguments = {"position_ids": _positions(mask)} if self._takes_positions else {}
         body = self.model.base_model(input_ids=ids, attention_mask=mask.long(), use_cache=False, **arguments)
         return torch.as_tensor(body.last_hidden_state)[:, -tokens.shape[1] - 1 : -1]
 
     def _score_logits(self, prompts: list[list[int]], tokens: Tensor) -> Tensor:
-        ids, mask = self._pad_left(prompts)
-        ids = torch.cat([ids, tokens], dim=1)
-        mask = torch.cat([mask, mask.new_ones(tokens.shape)], dim=1)
+        ids, mask = self._continued(prompts, tokens)
         steps = tokens.shape[1]
         logits = self._run(ids, mask.long(), _positions(mask), None, keep=steps + 1)
         return logits[:, -steps - 1 : -1]
+
+    def _continued(self, prompts: list[list[int]], tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Left-padded prompts with `tokens` (B, T) behind them, and the mask of what is real."""
+        ids, mask = self._pad_left(prompts)
+        return torch.cat([ids, tokens], dim=1), torch.cat([mask, mask.new_ones(tokens.shape)], dim=1)
 
     def _logits_after(self, rows: list[list[int]], tokens: Tensor) -> Tensor:
         read = self._read_rows(rows, {})

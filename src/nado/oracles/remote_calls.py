@@ -29,7 +29,13 @@ Row = tuple[str, str]
 
 
 class RemoteOracle(OracleOfFunction):
-    """A function of one text, or of a condition and a text, that takes long and may fail."""
+    """A slow function, plain or async, of one text or of a condition and a text, made an oracle.
+
+    At most `concurrency` calls run at a time. One that raises is tried `retries` times more, after
+    `backoff`, 2·`backoff`, 4·`backoff` … seconds. Answers are kept in the SQLite file `cache` under a
+    digest of the question and the text. The question is the function's code; give a `version` to name
+    it yourself, so that answers survive changes of code that do not change the question.
+    """
 
     def __init__(
         self,
@@ -157,32 +163,7 @@ class RemoteOracle(OracleOfFunction):
         ) from error
 
 
-def remote(
-    function: Callable[..., Any],
-    *,
-    cache: str | Path | None = None,
-    concurrency: int = 8,
-    retries: int = 4,
-    backoff: float = 1.0,
-    name: str | None = None,
-    version: str | None = None,
-) -> RemoteOracle:
-    """Make an oracle of a slow function, plain or async, of one text or of a condition and a text.
-
-    At most `concurrency` calls run at a time. One that raises is tried `retries` times more, after
-    `backoff`, 2·`backoff`, 4·`backoff` … seconds. Answers are kept in the SQLite file `cache` under a
-    digest of the question and the text. The question is the function's code; give a `version` to name
-    it yourself, so that answers survive changes of code that do not change the question.
-    """
-    return RemoteOracle(
-        function,
-        cache=cache,
-        concurrency=concurrency,
-        retries=retries,
-        backoff=backoff,
-        name=name,
-        version=version,
-    )
+remote = RemoteOracle  # the verb: remote(function, cache=…)
 
 
 class _Cache:
