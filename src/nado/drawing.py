@@ -206,7 +206,9 @@ class _Loop:
         self.model, self.proposal, self.seed, self.clerk = model, proposal, seed, clerk
         self.prompts, self.rows = prompts, rows
         self.batch_size = min(batch_size, len(rows))
-        self.models = [model, *proposal.models]
+        # A model that guides p itself steps p anyway: one pass serves both.
+        self.guides_p = len(proposal.models) == 1 and getattr(proposal.models[0], "base", None) is model
+        self.models = [*proposal.models] if self.guides_p else [model, *proposal.models]
         self.refillable = all(is_refillable(each) for each in self.models)
         # Captured GPU steps have a fixed shape: shrinking would mean recording them again.
         self.shrinkable = not (self.refillable and model.device.type == "cuda")
@@ -250,8 +252,8 @@ class _Loop:
 
     def _sample_mixture(self, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (B,) from the proposal, with their log p and log proposal."""
-        slots, log_p = self.slots, self.states[0].log_p  # (B, V)
-        others = [state.log_p for state in self.states[1:]]
+        slots, others = self.slots, [state.log_p for state in self.states]  # (B, V) each
+        log_p = self.states[0].log_p_base if self.guides_p else others.pop(0)
         drawn_from, components = mixed_distribution(self.proposal, slots.mixing, log_p, others, slots.steps)
         token = sample(drawn_from, noise)
         log_p_token = log_p.gather(-1, token[:, None]).squeeze(-1)

@@ -2,7 +2,12 @@
 
 A small transformer (or, `light`, a stateless MLP) beside a frozen base. At each position it reads what the
 base has made of the prefix (its last hidden state), the last token, how many tokens are left, the condition
-as a token sequence of its own, and, where the oracle tells, which of its parts the prefix already settles.
+as a token sequence of its own, and, where the oracle tells, which of its parts the prefix already settles:
+as bits, and as the embeddings of what the parts are called, so that a guide that still misses "beach" is
+told so in the base's own terms.
+
+Whole texts go through `features`. A text that is still being written goes through `know` once, then
+`read_conditions` and, token by token, `text_inputs` and `follow`, with a key–value cache of the guide's own.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +16,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel, PretrainedConfig, PreTrainedModel
+from transformers import Cache, LlamaConfig, LlamaModel, PretrainedConfig, PreTrainedModel
 
 from nado import __version__
+from nado.composition import Composable
+from nado.decomposition import close_at_limit, log_one_minus
 from nado.errors import InputError, MismatchError
 from nado.heads import Head, HeadKind, Matrix, Scores, Step
 from nado.reading import Reader
@@ -39,6 +46,7 @@ class GuideConfig(PretrainedConfig):
         base_fingerprint: str = "",
         oracle_name: str = "",
         oracle_fingerprint: str = "",
+        cut_share: float = 0.0,
         nado_version: str = __version__,
         reads: Reads = "states",
         size: int = 768,
@@ -48,6 +56,8 @@ class GuideConfig(PretrainedConfig):
         matrix: Matrix = "tied",
         rank: int = 64,
         progress_bits: int = 0,
+        named_parts: bool = False,
+        calibration: Sequence[float] = (1.0, 0.0),
         dropout: float = 0.0,
         **kwargs: Any,
     ) -> None:
@@ -58,10 +68,13 @@ class GuideConfig(PretrainedConfig):
         self.condition_vocabulary_size = condition_vocabulary_size
         self.base_name, self.base_fingerprint = base_name, base_fingerprint
         self.oracle_name, self.oracle_fingerprint = oracle_name, oracle_fingerprint
+        self.cut_share = cut_share  # of the training texts were cut at the length limit
         self.nado_version = nado_version
         self.reads, self.size, self.layers, self.heads = reads, size, layers, heads
         self.head, self.matrix, self.rank = head, matrix, rank
-        self.progress_bits, self.dropout = progress_bits, dropout
+        self.progress_bits, self.named_parts = progress_bits, named_parts
+        self.calibration = tuple(calibration)  # slope and offset of the log-odds, fitted after training
+        self.dropout = dropout
 
     @classmethod
     def for_reader(cls, reader: Reader, **choices: Any) -> "GuideConfig":
@@ -86,24 +99,88 @@ class Conditions:
 
     tokens: Tensor  # (B, C)
     mask: Tensor  # bool (B, C)
+    parts: Tensor | None = None  # (B, K, P) tokens of what the oracle's parts are called
+    parts_mask: Tensor | None = None  # bool (B, K, P)
 
     @classmethod
-    def encode(cls, reader: Reader, conditions: Sequence[str]) -> "Conditions":
-        """Encode and pad; an empty condition is one padded place."""
-        rows = reader.encode_conditions(conditions)
-        width = max(1, *(len(row) for row in rows))
-        tokens = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=reader.model.device)
-        lengths = torch.tensor([len(row) for row in rows], device=reader.model.device)
-        return cls(
-            tokens, torch.arange(width, device=reader.model.device)[None, :] >= width - lengths[:, None]
-        )
+    def encode(
+        cls,
+        reader: Reader,
+        conditions: Sequence[str],
+        part_names: Callable[[str], Sequence[str]] | None = None,
+    ) -> "Conditions":
+        """Encode and pad; an empty condition is one padded place. `part_names` names a condition's parts."""
+        device = reader.model.device
+        tokens, mask = _pad_left(reader.encode_conditions(conditions), device)
+        if part_names is None:
+            return cls(tokens, mask)
+        names = [list(part_names(condition)) for condition in conditions]
+        most = max(1, *(len(row) for row in names))
+        flat = [name for row in names for name in row]
+        known = iter(reader.encode_conditions(flat) if flat else [])
+        encoded = [[next(known) for _ in row] + [[]] * (most - len(row)) for row in names]
+        parts, parts_mask = _pad_left([part for row in encoded for part in row], device)
+        shape = (len(names), most, -1)
+        return cls(tokens, mask, parts.view(shape), parts_mask.view(shape))
 
     def rows(self, index: Tensor) -> "Conditions":
         """Some rows."""
-        return Conditions(self.tokens[index], self.mask[index])
+        if self.parts is None or self.parts_mask is None:
+            return Conditions(self.tokens[index], self.mask[index])
+        return Conditions(self.tokens[index], self.mask[index], self.parts[index], self.parts_mask[index])
 
 
-class Guide(PreTrainedModel):
+def _pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens (B, C), at least one place wide, and the mask of what is real."""
+    width = max(1, *(len(row) for row in rows))
+    tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return tokens, torch.arange(width, device=device)[None, :] >= width - lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a guide makes of conditions, once for a whole text."""
+
+    inputs: Tensor  # (B, C, size)
+    mask: Tensor  # bool (B, C)
+    missing: Tensor | None = None  # (B, K, size): what it is told while a part is missing
+    settled: Tensor | None = None  # (B, K, size): and once it is settled
+
+    def rows(self, index: Tensor) -> "Known":
+        """Some rows."""
+        if self.missing is None or self.settled is None:
+            return Known(self.inputs[index], self.mask[index])
+        return Known(self.inputs[index], self.mask[index], self.missing[index], self.settled[index])
+
+    def put(self, rows: Tensor, fresh: "Known") -> "Known":
+        """The same with other conditions in some rows."""
+        inputs, new_inputs = _same_width(self.inputs, fresh.inputs, left=True)
+        mask, new_mask = _same_width(self.mask, fresh.mask, left=True)
+        placed = [inputs.index_copy(0, rows, new_inputs), mask.index_copy(0, rows, new_mask)]
+        if self.missing is None or self.settled is None:
+            return Known(*placed)
+        assert fresh.missing is not None
+        assert fresh.settled is not None
+        for mine, other in ((self.missing, fresh.missing), (self.settled, fresh.settled)):
+            wide, new = _same_width(mine, other, left=False)
+            placed.append(wide.index_copy(0, rows, new))
+        return Known(*placed)
+
+
+def _same_width(first: Tensor, second: Tensor, *, left: bool) -> tuple[Tensor, Tensor]:
+    """Both tensors with as many columns, zeros added on one side."""
+    width = max(first.shape[1], second.shape[1])
+
+    def widen(values: Tensor) -> Tensor:
+        shape = (values.shape[0], width - values.shape[1], *values.shape[2:])
+        zeros = values.new_zeros(shape)
+        return torch.cat([zeros, values] if left else [values, zeros], dim=1)
+
+    return widen(first), widen(second)
+
+
+class Guide(Composable, PreTrainedModel):
     """R_θ. Its weights are its own; the base's matrices are lent to it by a `Reader` and never saved."""
 
     config_class = GuideConfig
@@ -128,6 +205,10 @@ class Guide(PreTrainedModel):
         if config.progress_bits:
             self.progress_in = nn.Linear(2 * config.progress_bits, size, bias=False)
             self.parts_out = nn.Linear(size, config.progress_bits)
+        if config.named_parts:
+            width = config.embedding_size or size
+            self.missing_in = nn.Linear(width, size, bias=False)
+            self.settled_in = nn.Linear(width, size, bias=False)
         if config.reads == "light":
             self.body: nn.Module = _LightBody(size, config.dropout)
         else:
@@ -178,26 +259,81 @@ class Guide(PreTrainedModel):
         first; `left` (B, T) tokens that may still be written; `progress` (B, T, bits), −1 where there is no
         such bit.
         """
-        text = self._text_inputs(states, last_tokens, left, progress)  # (B, T, size)
-        known = self._condition_inputs(conditions)  # (B, C, size)
+        known = self.know(conditions)
+        text = self.text_inputs(known, states, last_tokens, left, progress)  # (B, T, size)
         if isinstance(self.body, _LightBody):
-            count = conditions.mask.sum(1, keepdim=True).clamp(min=1)
-            pooled = (known * conditions.mask[..., None]).sum(1) / count
-            return self.body.mix(text, pooled[:, None, :])
-        width = known.shape[1]
-        mask = torch.cat([conditions.mask, conditions.mask.new_ones(text.shape[:2])], dim=1)
-        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        output = self.body(
-            inputs_embeds=torch.cat([known, text], dim=1),
-            attention_mask=mask.long(),
-            position_ids=positions,
-            use_cache=False,
-        )
-        return torch.as_tensor(output.last_hidden_state)[:, width:]
+            return self.follow(known, text)
+        width = known.inputs.shape[1]
+        mask = torch.cat([known.mask, known.mask.new_ones(text.shape[:2])], dim=1)
+        joined = torch.cat([known.inputs, text], dim=1)
+        return self._run_body(joined, mask.long(), _positions(mask), None)[:, width:]
 
-    def _text_inputs(
-        self, states: Tensor | None, last_tokens: Tensor, left: Tensor, progress: Tensor | None
+    def know(self, conditions: Conditions) -> Known:
+        """Read conditions: what of them is the same at every position of a text."""
+        inputs = self._condition_inputs(conditions.tokens) + self.condition_mark
+        if not self.config.named_parts:
+            return Known(inputs, conditions.mask)
+        if conditions.parts is None or conditions.parts_mask is None:
+            raise InputError(
+                "the names of the oracle's parts, as this guide was trained with",
+                "none",
+                "Give the oracle it was trained for: conditions are encoded with its progress names.",
+            )
+        mask = conditions.parts_mask[..., None]
+        embedded = self._embed_conditions(conditions.parts)  # (B, K, P, width)
+        pooled = (embedded * mask).sum(dim=2) / mask.sum(dim=2).clamp(min=1)
+        return Known(inputs, conditions.mask, self.missing_in(pooled), self.settled_in(pooled))
+
+    @property
+    def attentive(self) -> bool:
+        """Whether it has attention and so a cache; a light guide has neither."""
+        return not isinstance(self.body, _LightBody)
+
+    def read_conditions(self, known: Known, cache: Cache) -> None:
+        """Put the conditions into an empty cache. A light guide has nothing to put there."""
+        if self.attentive:
+            self._run_body(known.inputs, known.mask.long(), _positions(known.mask), cache)
+
+    def follow(
+        self,
+        known: Known,
+        text: Tensor,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
+        """Features (B, n, size) of the next n positions, given as `text_inputs`.
+
+        `mask` says what of the cache, these positions included, may be looked at; `positions` (B, n) count
+        the condition's tokens too.
+        """
+        if isinstance(self.body, _LightBody):
+            count = known.mask.sum(1, keepdim=True).clamp(min=1)
+            pooled = (known.inputs * known.mask[..., None]).sum(1) / count
+            return self.body.mix(text, pooled[:, None, :])
+        assert mask is not None
+        assert positions is not None
+        return self._run_body(text, mask, positions, cache)
+
+    def _run_body(self, inputs: Tensor, mask: Tensor, positions: Tensor, cache: Cache | None) -> Tensor:
+        output = self.body(
+            inputs_embeds=inputs,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        return torch.as_tensor(output.last_hidden_state)
+
+    def text_inputs(
+        self,
+        known: Known,
+        states: Tensor | None,
+        last_tokens: Tensor,
+        left: Tensor,
+        progress: Tensor | None = None,
+    ) -> Tensor:
+        """What the body reads at positions of a text, (B, T, size); arguments as for `features`."""
         inputs: Tensor = self._token_inputs(last_tokens) + self.left_in(left)
         if self.config.reads != "tokens":
             assert states is not None
@@ -209,31 +345,58 @@ class Guide(PreTrainedModel):
                     "none",
                     "Ask the oracle about every prefix (label with prefixes).",
                 )
-            settled, missing = progress == 1, progress == 0
-            inputs = inputs + self.progress_in(torch.cat([settled, missing], dim=-1).to(inputs.dtype))
+            settled, missing = (progress == 1).to(inputs.dtype), (progress == 0).to(inputs.dtype)
+            inputs = inputs + self.progress_in(torch.cat([settled, missing], dim=-1))
+            if known.missing is not None and known.settled is not None:
+                count = known.missing.shape[1]  # parts that these conditions have at most
+                inputs = inputs + missing[..., :count] @ known.missing.to(inputs.dtype)
+                inputs = inputs + settled[..., :count] @ known.settled.to(inputs.dtype)
         return inputs
 
     def _token_inputs(self, last_tokens: Tensor) -> Tensor:
         if not self.config.embedding_size:
             own: Tensor = self.own_tokens(last_tokens.where(last_tokens >= 0, self.config.vocabulary_size))
             return own
-        known = self._lent("input_embeddings")[last_tokens.clamp(min=0)]
-        known = known.masked_fill((last_tokens < 0)[..., None], 0)
-        read: Tensor = self.token_in(known.to(self.token_in.weight.dtype))
+        known = self._embed(last_tokens.clamp(min=0)).masked_fill((last_tokens < 0)[..., None], 0)
+        read: Tensor = self.token_in(known)
         return read
 
-    def _condition_inputs(self, conditions: Conditions) -> Tensor:
+    def _condition_inputs(self, tokens: Tensor) -> Tensor:
+        embedded = self._embed_conditions(tokens)
         if not self.config.embedding_size:
-            own: Tensor = self.own_conditions(conditions.tokens)
-            return own + self.condition_mark
-        known = self._lent("input_embeddings")[conditions.tokens]
-        read: Tensor = self.condition_in(known.to(self.condition_in.weight.dtype))
-        return read + self.condition_mark
+            return embedded
+        read: Tensor = self.condition_in(embedded)
+        return read
+
+    def _embed_conditions(self, tokens: Tensor) -> Tensor:
+        if self.config.embedding_size:
+            return self._embed(tokens)
+        own: Tensor = self.own_conditions(tokens)
+        return own
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """The base's embeddings, all of one size: bases differ a hundredfold in how large theirs are."""
+        known = self._lent("input_embeddings")[tokens].to(self.token_in.weight.dtype)
+        return nn.functional.rms_norm(known, known.shape[-1:])
 
     def scores(self, features: Tensor) -> Scores:
         """The head's scores of features (N, size)."""
         output = None if self.config.matrix == "own" else self._lent("output_embeddings")
         return self.head.scores(features, output)
+
+    def log_r(self, scores: Scores, log_p: Tensor, generated: Tensor, logits: Tensor | None = None) -> Tensor:
+        """log R of every next token (N, V), for rows with `generated` (N,) tokens, calibrated.
+
+        `logits` (N, V) are `scores.logits()` where they were made together with the base's own.
+        """
+        log_r = self.head.log_r(scores, log_p, logits)
+        slope, offset = self.config.calibration
+        if (slope, offset) != (1.0, 0.0):
+            log_odds = slope * (log_r - log_one_minus(log_r)) + offset
+            log_r = nn.functional.logsigmoid(log_odds)
+        if self.config.completion == "limit":
+            return log_r
+        return close_at_limit(log_r, self.config.eos_id, generated == self.config.length_limit - 1)
 
     def reduce(
         self, scores: Scores, base_logits: Callable[[slice], Tensor], chosen: Tensor, generated: Tensor
@@ -281,6 +444,11 @@ class _LightBody(nn.Module):
         joined = torch.cat([text, condition.expand_as(text)], dim=-1)
         mixed: Tensor = self.norm(text + self.second(self.dropout(nn.functional.silu(self.first(joined)))))
         return mixed
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """Each real place's number in its row: (B, T)."""
+    return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
 def _body_config(config: GuideConfig) -> LlamaConfig:

@@ -91,11 +91,12 @@ class Head(nn.Module):
             matrix = self.mixer(matrix.to(self.mixer.weight.dtype))
         return Scores(self.vector(features), self.bias(features).squeeze(-1).float(), matrix)
 
-    def log_r(self, scores: Scores, log_p: Tensor) -> Tensor:
-        """log R of every next token, at most 0: (N, V)."""
+    def log_r(self, scores: Scores, log_p: Tensor, logits: Tensor | None = None) -> Tensor:
+        """log R of every next token, at most 0: (N, V). `logits` are the scores' own, if at hand."""
+        logits = scores.logits() if logits is None else logits.float()
         if self.kind == "sigmoid":
-            return logsigmoid(scores.logits() + scores.biases[:, None])
-        return _norm_log_r(scores.logits(), scores.biases, log_p).clamp(max=0.0)
+            return logsigmoid(logits + scores.biases[:, None])
+        return _norm_log_r(logits, scores.biases, log_p).clamp(max=0.0)
 
     def reduce(
         self,

@@ -172,6 +172,7 @@ class Proposal:
             )
         for other in self.models:
             _require_alike(model, other)
+            _require_unmasked(other)
 
     def _parts(self) -> Sequence[tuple[float, Component]]:
         return list(zip(self.shares, self.components, strict=True))
@@ -337,6 +338,17 @@ def _require_shares(components: tuple[Component, ...], shares: tuple[float, ...]
             "positive shares that sum to 1",
             f"{list(shares)}",
             "Divide them by their sum; leave out components of 0.",
+        )
+
+
+def _require_unmasked(model: LanguageModel[Any]) -> None:
+    """Refuse a guided model that is told by the oracle what may not be written."""
+    guidance = getattr(model, "guidance", None)
+    if guidance is not None and (guidance.exact_end or guidance.floor > 0):
+        raise CoverageError(
+            "a guided proposal that can write everything p can",
+            "an exact end" if guidance.exact_end else f"a floor of {guidance.floor:g}",
+            "Draw with Guidance() alone: what is never drawn cannot be weighted.",
         )
 
 

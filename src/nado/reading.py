@@ -49,6 +49,10 @@ class Reader(Protocol):
         """The base's state at every position of `tokens` (B, T): (B, T, state_size)."""
         ...
 
+    def current(self, state: Any) -> Tensor:
+        """What it would have read where a stepped batch stands, given the batch's state: (B, state_size)."""
+        ...
+
     def logits(self, states: Tensor, generated: Tensor) -> Tensor:
         """Numbers whose softmax is p at states (N, state_size), `generated` (N,) tokens in: (N, V)."""
         ...

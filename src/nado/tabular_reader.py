@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nado.errors import InputError
-from nado.exact import TabularModel
+from nado.exact import TabularModel, TabularState
 
 
 class TabularReader:
@@ -61,6 +61,12 @@ class TabularReader:
             prefix = torch.where(inside, letters * prefix + 1 + tokens[:, position], 0)
         first = torch.tensor([self._first[prompt] for prompt in prompts])
         return (torch.stack(columns, dim=1) + first[:, None])[..., None].float()
+
+    def current(self, state: TabularState) -> Tensor:
+        """Row numbers of where the rows stand: (B, 1). Rows that have ended get any."""
+        prefixes = len(self._rows) // len(self._first)
+        inside = torch.where(state.prefix < prefixes, state.prefix, 0)
+        return (state.table * prefixes + inside)[:, None].float()
 
     def logits(self, states: Tensor, generated: Tensor) -> Tensor:
         """The table's rows: (N, V)."""

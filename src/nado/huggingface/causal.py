@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from nado.compiling import compile_dynamic
 from nado.errors import InputError
 from nado.huggingface.attention import NAME as GROUPED
+from nado.huggingface.output_layer import OutputLayer
 from nado.huggingface.shared import HuggingFaceModel, reorder, require_context, require_list
 from nado.huggingface.slot_cache import SlotCache, stack_states
 from nado.language_model import Completion
@@ -37,6 +39,7 @@ class CausalState:
     warp: Callable[[Tensor, Tensor], Tensor]  # (logits, generated) → log p
     replay: Callable[[Tensor], None] | None = None  # the captured step, on a GPU
     lease: "weakref.finalize[..., CausalState] | None" = None  # gives the captured tensors back when dropped
+    hidden: Tensor | None = None  # (B, H) what the output layer was given, where that can be had
 
     @property
     def log_p(self) -> Tensor:
@@ -60,13 +63,14 @@ class _Prefilled:
     logits: Tensor  # (U, V)
     mask: Tensor  # bool (U, P), left-padded
     cache: DynamicCache | Tensor  # as one tensor, where slots will take it
+    hidden: Tensor | None  # (U, H)
 
     def sources(self, prompts: Sequence[str]) -> Tensor:
         """Which of the read prompts each row is: (B,)."""
         return torch.tensor([self.places[prompt] for prompt in prompts], device=self.logits.device)
 
 
-_Captured: TypeAlias = tuple[Tensor, Tensor, SlotCache, Callable[[Tensor], None]]
+_Captured: TypeAlias = tuple[Tensor, Tensor | None, Tensor, SlotCache, Callable[[Tensor], None]]
 
 
 class CausalModel(HuggingFaceModel):
@@ -103,6 +107,9 @@ class CausalModel(HuggingFaceModel):
         self._cuda_graphs = cuda_graphs
         self._forward = torch.compile(self._slot_step, dynamic=False) if compiled else self._slot_step
         self._sample = torch.compile(self._sample_logits, dynamic=False) if compiled else self._sample_logits
+        self._output = _split_output(model, self.device)
+        body: Any = model.base_model
+        self._body: Callable[..., Any] = compile_dynamic(body) if compiled else body
         # The last captured step whose state was dropped, to be used again by the next start of its shape.
         self._idle: deque[_Captured] = deque(maxlen=1)
         self._bank: _Prefilled | None = None
@@ -156,7 +163,7 @@ class CausalModel(HuggingFaceModel):
         if state.replay is not None:
             state.replay(tokens)
             return state
-        state.logits = self._forward(state.cache, state.generated, tokens)
+        state.logits, state.hidden = self._forward(state.cache, state.generated, tokens)
         return state
 
     @torch.no_grad()
@@ -170,11 +177,16 @@ class CausalModel(HuggingFaceModel):
             state.cache.reorder(rows)
             state.logits.copy_(state.logits[rows])
             state.generated.copy_(state.generated[rows])
+            if state.hidden is not None:
+                state.hidden.copy_(state.hidden[rows])
             return state
         else:
             cache = state.cache.select(rows)
         _retire(state)
-        return self._captured(CausalState(state.logits[rows], state.generated[rows], cache, self._warp))
+        hidden = None if state.hidden is None else state.hidden[rows]
+        return self._captured(
+            CausalState(state.logits[rows], state.generated[rows], cache, self._warp, hidden=hidden)
+        )
 
     @torch.no_grad()
     def refill(
@@ -195,7 +207,10 @@ class CausalModel(HuggingFaceModel):
         if self._slot_width(read) > state.cache.width:
             wider = state.cache.widen(self._slot_width(read))
             _retire(state)
-            state = CausalState(state.logits.clone(), state.generated.clone(), wider, self._warp)
+            hidden = None if state.hidden is None else state.hidden.clone()
+            state = CausalState(
+                state.logits.clone(), state.generated.clone(), wider, self._warp, hidden=hidden
+            )
             state = self._captured(state)
         return self._put(state, rows, read.sources(prompts), read)
 
@@ -232,10 +247,10 @@ class CausalModel(HuggingFaceModel):
     def _read_rows(self, rows: list[list[int]], places: dict[str, int]) -> _Prefilled:
         ids, mask = self._pad_left(rows)
         cache = DynamicCache(config=self.model.config)
-        logits = self._run(ids, mask.long(), _positions(mask), cache, keep=1)[:, -1]
+        logits, hidden = self._run(ids, mask.long(), _positions(mask), cache, keep=1)
         stacked = stack_states(cache) if self._has_slots else None
         self._has_slots = stacked is not None  # settled by the first reading, when the model is made
-        return _Prefilled(places, logits, mask, cache if stacked is None else stacked)
+        return _Prefilled(places, logits[:, -1], mask, cache if stacked is None else stacked, _last(hidden))
 
     def _empty(self, read: _Prefilled, batch: int) -> CausalState:
         """Slots with room for what was read, nothing in them yet."""
@@ -243,7 +258,8 @@ class CausalModel(HuggingFaceModel):
         generated = torch.zeros(batch, dtype=torch.long, device=self.device)
         slots = SlotCache.empty(read.cache, batch, self._slot_width(read))
         logits = read.logits.new_zeros(batch, read.logits.shape[1])
-        return CausalState(logits, generated, slots, self._warp)
+        hidden = None if read.hidden is None else read.hidden.new_zeros(batch, read.hidden.shape[1])
+        return CausalState(logits, generated, slots, self._warp, hidden=hidden)
 
     def _growing(self, read: _Prefilled, sources: Tensor) -> CausalState:
         """Rows on transformers' own cache, which is taken over."""
@@ -251,7 +267,8 @@ class CausalModel(HuggingFaceModel):
         reorder(read.cache, sources)
         generated = torch.zeros(len(sources), dtype=torch.long, device=self.device)
         growing = _Growing(read.cache, read.mask[sources])
-        return CausalState(read.logits[sources], generated, growing, self._warp)
+        hidden = None if read.hidden is None else read.hidden[sources]
+        return CausalState(read.logits[sources], generated, growing, self._warp, hidden=hidden)
 
     def _put(self, state: CausalState, rows: Tensor, sources: Tensor, read: _Prefilled) -> CausalState:
         """Copy freshly read prompts into rows of a state on slots."""
@@ -259,6 +276,8 @@ class CausalModel(HuggingFaceModel):
         assert isinstance(read.cache, Tensor)
         state.cache.insert(rows, read.cache, sources, read.mask.sum(dim=-1)[sources])
         state.logits[rows] = read.logits[sources]
+        if state.hidden is not None and read.hidden is not None:
+            state.hidden[rows] = read.hidden[sources]
         state.generated[rows] = 0
         return state
 
@@ -267,43 +286,45 @@ class CausalModel(HuggingFaceModel):
         needed = read.mask.shape[1] + self.length_limit
         return -(-needed // _WIDTH_STEP) * _WIDTH_STEP
 
-    def _slot_step(self, slots: SlotCache, generated: Tensor, tokens: Tensor) -> Tensor:
+    def _slot_step(self, slots: SlotCache, generated: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         mask = slots.mask()
         if self.model.config._attn_implementation == "eager":  # which adds its mask to the scores
             lowest = torch.finfo(slots.states.dtype).min
             mask = torch.zeros_like(mask, dtype=slots.states.dtype).masked_fill(~mask, lowest)
-        logits = self._run(tokens[:, None], mask, slots.lengths[:, None], slots.cache)
+        logits, hidden = self._run(tokens[:, None], mask, slots.lengths[:, None], slots.cache)
         slots.advance()
         generated.add_(1)
-        return logits[:, -1]
+        return logits[:, -1], _last(hidden)
 
     def _grow(self, state: CausalState, growing: _Growing, tokens: Tensor) -> CausalState:
         mask = torch.cat([growing.mask, growing.mask.new_ones(len(tokens), 1)], dim=1)
-        logits = self._run(tokens[:, None], mask.long(), _positions(mask)[:, -1:], growing.cache)
-        return CausalState(logits[:, -1], state.generated + 1, _Growing(growing.cache, mask), self._warp)
+        logits, hidden = self._run(tokens[:, None], mask.long(), _positions(mask)[:, -1:], growing.cache)
+        grown = _Growing(growing.cache, mask)
+        return CausalState(logits[:, -1], state.generated + 1, grown, self._warp, hidden=_last(hidden))
 
     def _warp(self, logits: Tensor, generated: Tensor) -> Tensor:
         return self.warpers.apply(logits, self.eos_ids, generated)
 
     def _run(
         self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any, *, keep: int | None = None
-    ) -> Tensor:
-        """Logits (B, T, V) of one forward pass; with `keep` those of at least the last `keep` positions."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits (B, T, V) of one forward pass and the hidden states (B, T, H) they come from.
+
+        With `keep` those of at least the last `keep` positions.
+        """
         arguments: dict[str, Any] = {}
         if self._takes_positions:
             if self._context is not None:  # rows that have ended but are still stepped must stay inside it
                 positions = positions.clamp(max=self._context - 1)
             arguments["position_ids"] = positions
+        arguments |= {"attention_mask": mask, "past_key_values": cache, "use_cache": cache is not None}
+        if self._output is not None:
+            hidden = self.model.base_model(input_ids=ids, **arguments).last_hidden_state
+            hidden = hidden if keep is None else hidden[:, -keep:]
+            return self._output(hidden), hidden
         if keep is not None and self._takes_last_only:
             arguments["logits_to_keep"] = keep
-        output = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            **arguments,
-        )
-        return torch.as_tensor(output.logits)
+        return torch.as_tensor(self.model(input_ids=ids, **arguments).logits), None
 
     def _captured(self, state: CausalState) -> CausalState:
         """On a GPU: record one step as a CUDA graph that writes into this state's own tensors."""
@@ -325,26 +346,33 @@ class CausalModel(HuggingFaceModel):
             slots.lengths.copy_(lengths)
             state.generated.copy_(generated)
             with torch.cuda.graph(graph):
-                logits = self._forward(slots, state.generated, tokens)
+                logits, hidden = self._forward(slots, state.generated, tokens)
         logits.copy_(state.logits)
+        if hidden is not None and state.hidden is not None:
+            hidden.copy_(state.hidden)
 
         def replay(chosen: Tensor) -> None:
             tokens.copy_(chosen)
             graph.replay()
 
-        return self._own(logits, state.generated, slots, replay)
+        return self._own(logits, hidden, state.generated, slots, replay)
 
     def _reused(self, batch: int, width: int) -> CausalState | None:
         """A state on tensors that were captured before and are free again. Those of another shape go."""
-        if self._idle and (len(self._idle[0][0]), self._idle[0][2].width) != (batch, width):
+        if self._idle and (len(self._idle[0][0]), self._idle[0][3].width) != (batch, width):
             self._idle.clear()
         return self._own(*self._idle.pop()) if self._idle else None
 
     def _own(
-        self, logits: Tensor, generated: Tensor, slots: SlotCache, replay: Callable[[Tensor], None]
+        self,
+        logits: Tensor,
+        hidden: Tensor | None,
+        generated: Tensor,
+        slots: SlotCache,
+        replay: Callable[[Tensor], None],
     ) -> CausalState:
-        state = CausalState(logits, generated, slots, self._warp, replay)
-        state.lease = weakref.finalize(state, self._idle.append, (logits, generated, slots, replay))
+        state = CausalState(logits, generated, slots, self._warp, replay, hidden=hidden)
+        state.lease = weakref.finalize(state, self._idle.append, (logits, hidden, generated, slots, replay))
         state.lease.atexit = False
         return state
 
@@ -352,14 +380,20 @@ class CausalModel(HuggingFaceModel):
     def score_states(self, prompts: list[list[int]], tokens: Tensor) -> Tensor:
         """The body's last hidden state at every position of `tokens` (B, T): (B, T, H)."""
         ids, mask = self._continued(prompts, tokens)
-        arguments = {"position_ids": _positions(mask)} if self._takes_positions else {}
-        body = self.model.base_model(input_ids=ids, attention_mask=mask.long(), use_cache=False, **arguments)
-        return torch.as_tensor(body.last_hidden_state)[:, -tokens.shape[1] - 1 : -1]
+        width = ids.shape[1]
+        padding = width - mask.sum(dim=-1, keepdim=True)  # (B, 1)
+        # Padding moved to the right: a causal model never looks there, so it needs no mask, and attention
+        # without a mask is several times faster.
+        columns = torch.arange(width, device=ids.device)
+        ids = ids.gather(1, (columns[None, :] + padding) % width)
+        read = torch.as_tensor(self._body(input_ids=ids, use_cache=False).last_hidden_state)
+        places = columns[None, width - tokens.shape[1] - 1 : -1] - padding  # (B, T)
+        return read.gather(1, places[..., None].expand(-1, -1, read.shape[-1]))
 
     def _score_logits(self, prompts: list[list[int]], tokens: Tensor) -> Tensor:
         ids, mask = self._continued(prompts, tokens)
         steps = tokens.shape[1]
-        logits = self._run(ids, mask.long(), _positions(mask), None, keep=steps + 1)
+        logits, _ = self._run(ids, mask.long(), _positions(mask), None, keep=steps + 1)
         return logits[:, -steps - 1 : -1]
 
     def _continued(self, prompts: list[list[int]], tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -375,7 +409,7 @@ class CausalModel(HuggingFaceModel):
         self._token_bytes = read.cache[:, :, 0, :, 0].numel() * read.cache.element_size()
         state = self._put(self._empty(read, len(rows)), everyone, everyone, read)
         assert isinstance(state.cache, SlotCache)
-        return self._slot_step(state.cache, state.generated, tokens)  # neither compiled nor captured
+        return self._slot_step(state.cache, state.generated, tokens)[0]  # neither compiled nor captured
 
     def _logits_alone(self, row: list[int], token: int) -> Tensor:
         ids = torch.tensor([[*row, token]], device=self.device)
@@ -386,6 +420,29 @@ class CausalModel(HuggingFaceModel):
             return None
         reason = f"the model's context less the length limit of {self.length_limit}"
         return self._context - self.length_limit, reason
+
+
+@torch.no_grad()
+def _split_output(model: PreTrainedModel, device: torch.device) -> OutputLayer | None:
+    """The output layer, if the model is its body followed by that layer: then hidden states cost nothing."""
+    ids = torch.arange(4, device=device)[None, :] % _vocabulary(model)
+    try:
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        mine = OutputLayer(model)(hidden)
+    except (AttributeError, TypeError, NotImplementedError):
+        return None
+    whole = model(input_ids=ids, use_cache=False).logits
+    error = 1e-3 if whole.dtype == torch.float32 else 0.05
+    same = mine.shape == whole.shape and torch.allclose(mine.float(), whole.float(), rtol=error, atol=error)
+    return OutputLayer(model) if same else None
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def _last(hidden: Tensor | None) -> Tensor | None:
+    return None if hidden is None else hidden[:, -1]
 
 
 def _retire(state: CausalState) -> None:

@@ -10,6 +10,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, Pre
 from transformers.modeling_outputs import BaseModelOutput
 
 from nado.errors import InputError
+from nado.huggingface.output_layer import watch_inputs
 from nado.huggingface.shared import HuggingFaceModel, reorder, require_context, require_list
 from nado.language_model import Completion
 from nado.warpers import Warpers
@@ -24,6 +25,7 @@ class EncoderDecoderState:
     cache: EncoderDecoderCache
     encoded: Tensor  # (B, S, H) what the encoder made of the prompts
     mask: Tensor  # bool (B, S)
+    hidden: Tensor | None = None  # (B, H) what the output layer was given
 
 
 class EncoderDecoderModel(HuggingFaceModel):
@@ -60,17 +62,23 @@ class EncoderDecoderModel(HuggingFaceModel):
     @torch.no_grad()
     def step(self, state: EncoderDecoderState, tokens: Tensor) -> EncoderDecoderState:
         """Append one token to every row."""
-        logits, cache = self._forward(state, tokens)
+        with watch_inputs(self.model.get_output_embeddings()) as seen:
+            logits, cache = self._forward(state, tokens)
         generated = state.generated + 1
         log_p = self.warpers.apply(logits, self.eos_ids, generated)
-        return EncoderDecoderState(log_p, generated, cache, state.encoded, state.mask)
+        return EncoderDecoderState(log_p, generated, cache, state.encoded, state.mask, seen[0][:, -1])
 
     @torch.no_grad()
     def select(self, state: EncoderDecoderState, rows: Tensor) -> EncoderDecoderState:
         """The given rows, in that order."""
         reorder(state.cache, rows)
         return EncoderDecoderState(
-            state.log_p[rows], state.generated[rows], state.cache, state.encoded[rows], state.mask[rows]
+            log_p=state.log_p[rows],
+            generated=state.generated[rows],
+            cache=state.cache,
+            encoded=state.encoded[rows],
+            mask=state.mask[rows],
+            hidden=None if state.hidden is None else state.hidden[rows],
         )
 
     def _forward(self, state: EncoderDecoderState, tokens: Tensor) -> tuple[Tensor, EncoderDecoderCache]:

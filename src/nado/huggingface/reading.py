@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from nado.errors import InputError
-from nado.huggingface.causal import CausalModel
-from nado.huggingface.encoder_decoder import EncoderDecoderModel
+from nado.huggingface.causal import CausalModel, CausalState
+from nado.huggingface.encoder_decoder import EncoderDecoderModel, EncoderDecoderState
+from nado.huggingface.output_layer import OutputLayer, watch_inputs
 from nado.warpers import Warpers
+
+_REMEMBERED = 2**20  # prompts whose tokens are kept
 
 
 class HuggingFaceReader:
@@ -17,19 +20,14 @@ class HuggingFaceReader:
 
     def __init__(self, model: CausalModel | EncoderDecoderModel) -> None:
         self.model = model
-        config = model.model.config.get_text_config(decoder=True)
-        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self._scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
-            getattr(config, "logits_scaling", None) or 1.0
-        )
-        self._head = model.model.get_output_embeddings()
-        self._bias: Tensor | None = getattr(model.model, "final_logits_bias", None)
+        self._output = OutputLayer(model.model)
+        self._encoded: dict[str, list[int]] = {}
         self._check()
 
     @property
     def state_size(self) -> int:
         """Width of the last hidden state."""
-        return int(self._head.weight.shape[1])
+        return int(self._output.matrix.shape[1])
 
     @property
     def condition_vocabulary_size(self) -> int:
@@ -45,7 +43,7 @@ class HuggingFaceReader:
     @property
     def output_embeddings(self) -> Tensor:
         """The base's output matrix, frozen."""
-        return torch.as_tensor(self._head.weight).detach()
+        return self._output.matrix
 
     def encode_conditions(self, conditions: Sequence[str]) -> list[list[int]]:
         """Conditions in the base's tokens, without special ones."""
@@ -58,32 +56,37 @@ class HuggingFaceReader:
         past_end = torch.arange(tokens.shape[1], device=tokens.device)[None, :] >= lengths[:, None]
         tokens = tokens.masked_fill(past_end, self.model.eos_id)
         if isinstance(self.model, CausalModel):
-            return self.model.score_states(self.model.encode(prompts), tokens)
+            return self.model.score_states(self._encode(prompts), tokens)
         return self._read_by_hook(prompts, tokens, lengths)
+
+    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """The prompts' tokens; training asks for the same prompts again and again."""
+        fresh = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._encoded]
+        if len(self._encoded) + len(fresh) > _REMEMBERED:
+            self._encoded.clear()
+            fresh = list(dict.fromkeys(prompts))
+        if fresh:
+            self._encoded.update(zip(fresh, self.model.encode(fresh), strict=True))
+        return [self._encoded[prompt] for prompt in prompts]
 
     def _read_by_hook(self, prompts: Sequence[str], tokens: Tensor, lengths: Tensor) -> Tensor:
         """What the output layer is given when texts are scored: for models whose body is not all of it."""
-        seen: list[Tensor] = []
-        hook = self._head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
+        with watch_inputs(self._output.layer) as seen:
             self.model.score(prompts, tokens, lengths)
-        finally:
-            hook.remove()
         return torch.cat(seen)
+
+    def current(self, state: CausalState | EncoderDecoderState) -> Tensor:
+        """The last hidden state of the pass that made the rows' distribution: (B, state_size)."""
+        assert state.hidden is not None  # `_check` has refused models that keep none
+        return state.hidden
 
     @torch.no_grad()
     def logits(self, states: Tensor, generated: Tensor) -> Tensor:
         """Numbers whose softmax is p, warpers included: (N, V). Where p is the plain softmax, raw logits."""
-        logits = self._logits(states)
+        logits = self._output(states)
         if self.model.warpers == Warpers() and len(self.model.eos_ids) == 1:
             return logits
         return self.model.warpers.apply(logits, self.model.eos_ids, generated)
-
-    def _logits(self, states: Tensor) -> Tensor:
-        logits: Tensor = self._head(states) * self._scale
-        if self._bias is not None:
-            logits = logits + self._bias
-        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 
     def _check(self) -> None:
         """A base may do more between its states and its logits than we know of: compare once."""

@@ -1,0 +1,110 @@
+"""One step of guided decoding, from p and R to q: strength, soft rate, exact end, dead ends.
+
+Whatever is asked for, one factor f(v) is multiplied into p(v) and the product is normalised: q = p·f / S with
+S = Σ_v p(v) f(v). The weight of a text, and so everything exact, needs only f and S (Semantics 4).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nado.decomposition import (
+    SoftCoefficients,
+    apply_strength,
+    at_least_float32,
+    expected_log_r,
+    guided_distribution,
+    log_one_minus,
+    require_strength,
+    soft_coefficients,
+    soft_log_r,
+)
+from nado.errors import InputError
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """How a guide is applied. The default is the method itself."""
+
+    strength: float = 1.0  # R to this power: 0 is the base alone, above 1 pulls harder and leaves q*
+    target_rate: float = 1.0  # share of texts that shall satisfy the oracle; 1 is all of them
+    floor: float = 0.0  # a row whose chance of success S falls below this is declared a dead end
+    exact_end: bool = False  # ask the oracle whether a text may end here, and let it end only then
+
+    def __post_init__(self) -> None:
+        require_strength(self.strength)
+        for name in ("target_rate", "floor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} between 0 and 1", f"{getattr(self, name)}", "It is a probability.")
+        if self.target_rate < 1 and self.strength != 1:
+            raise InputError(
+                "strength 1 with a target rate below 1",
+                f"strength {self.strength:g} and target rate {self.target_rate:g}",
+                "A target rate is defined for R itself: use one of the two.",
+            )
+        if self.target_rate < 1 and self.exact_end:
+            raise InputError(
+                "no exact end with a target rate below 1",
+                f"exact_end and target rate {self.target_rate:g}",
+                "An exact end satisfies the oracle always: turn it off.",
+            )
+
+    @property
+    def soft(self) -> bool:
+        """Whether texts shall satisfy the oracle at a rate below 1."""
+        return self.target_rate < 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether R itself is multiplied in, so that S_1 estimates R(x)."""
+        return self.strength == 1 and not self.soft
+
+
+class GuidedStep(NamedTuple):
+    """The next-token distribution of the guided model, and what it is made of."""
+
+    log_q: Tensor  # (..., V)
+    log_s: Tensor  # (...): the normaliser S
+    log_factor: Tensor  # (..., V): what was multiplied into p
+
+
+def guide_step(
+    log_p: Tensor,
+    log_r: Tensor,
+    guidance: Guidance,
+    *,
+    soft: SoftCoefficients | None = None,
+    stops: Tensor | None = None,
+    eos_id: int | None = None,
+) -> GuidedStep:
+    """q from p and the guide's R, both (..., V).
+
+    `soft` are a soft rate's coefficients, made once a text by `begin_soft`. `stops` (...) are the oracle's
+    answers about the texts as they stand, for an exact end: they replace R(EOS).
+    """
+    log_r = at_least_float32(log_r)
+    if guidance.exact_end:
+        assert stops is not None
+        assert eos_id is not None
+        answers = torch.where(stops, 0.0, -math.inf).to(log_r.dtype)
+        ends = torch.arange(log_r.shape[-1], device=log_r.device) == eos_id
+        log_r = torch.where(ends, answers.unsqueeze(-1), log_r)
+    if guidance.soft:
+        assert soft is not None
+        factor = soft_log_r(log_r, soft)
+    else:
+        factor = apply_strength(log_r, guidance.strength)
+    log_q, log_s = guided_distribution(log_p, factor)
+    return GuidedStep(log_q, log_s, factor)
+
+
+def begin_soft(log_p: Tensor, log_r: Tensor, guidance: Guidance) -> SoftCoefficients | None:
+    """The coefficients of a soft rate, from the first step of each text; None where none is asked for."""
+    if not guidance.soft:
+        return None
+    return soft_coefficients(
+        expected_log_r(log_p, log_r), expected_log_r(log_p, log_one_minus(log_r)), guidance.target_rate
+    )

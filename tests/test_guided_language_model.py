@@ -1,0 +1,263 @@
+"""q behind the protocol: the same as p·R computed for whole texts, whatever happens to the rows."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import small_models
+from nado.composition import Composable, combine
+from nado.decomposition import close_at_limit, negate
+from nado.drawing import draw_rows
+from nado.errors import CoverageError, InputError, MismatchError
+from nado.exact import TabularModel, exact_log_q, exact_log_r, finish_log_r
+from nado.following import TabularFollower
+from nado.guidance import Guidance, guide_step
+from nado.guide import Conditions, Guide, GuideConfig
+from nado.guided_language_model import GuidedLanguageModel
+from nado.huggingface import CausalModel, EncoderDecoderModel
+from nado.huggingface.reading import HuggingFaceReader
+from nado.oracles import Keywords
+from nado.prefixes import PrefixReader
+from nado.prompts import Prompt
+from nado.proposals import Proposal, guided_mixture
+from nado.testing import check_language_model
+
+PROMPTS = ["the dog", "a cat sees the", "ball"]
+CONDITIONS = ["dog, ball", "cat", "beach, park, man"]
+LIMIT = 6
+
+
+def load(kind: str, **choices: Any) -> CausalModel | EncoderDecoderModel:
+    is_causal = kind in small_models.CAUSAL
+    tokenizer = small_models.tokenizer(appends_eos=not is_causal)
+    adapter = CausalModel if is_causal else EncoderDecoderModel
+    return adapter(small_models.build(kind), tokenizer, length_limit=LIMIT, **choices)
+
+
+def random_guide(reader: HuggingFaceReader, seed: int = 0, **choices: Any) -> Guide:
+    """A guide whose R depends on everything it reads."""
+    config = GuideConfig.for_reader(reader, **{"size": 24, "layers": 2, "heads": 2, **choices})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        guide = Guide(config)
+        torch.nn.init.normal_(guide.head.vector.weight)
+        torch.nn.init.normal_(guide.head.bias.weight)
+    return guide.attach(reader).eval()
+
+
+def whole_log_q(
+    reader: HuggingFaceReader, guides: list[Guide], formula: Composable, tokens: Tensor, oracle: Keywords
+) -> Tensor:
+    """log q of each token by reading whole texts at once: the definition, written down without any state."""
+    lengths = torch.full((len(tokens),), tokens.shape[1])
+    states = reader.read(PROMPTS, tokens, lengths)
+    written = torch.arange(tokens.shape[1]).expand_as(tokens)
+    last = torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=-1)
+    log_p = reader.logits(states.flatten(0, 1), written.reshape(-1)).log_softmax(-1)
+    bits = max(guide.config.progress_bits for guide in guides)
+    prefixes = PrefixReader(oracle, reader.model.decode, bits)
+    read = [prefixes.read(CONDITIONS, tokens[:, :i].tolist()).progress for i in range(tokens.shape[1])]
+    progress = torch.stack(read, dim=1) if bits else None
+    parts = []
+    for guide in guides:
+        names = oracle.progress_names if guide.config.named_parts else None
+        conditions = Conditions.encode(reader, CONDITIONS, names)
+        features = guide.features(
+            states, last, LIMIT - written, conditions, progress if guide.config.progress_bits else None
+        )
+        parts.append(guide.log_r(guide.scores(features.flatten(0, 1)), log_p, written.reshape(-1)))
+    log_r = close_at_limit(combine(formula, parts), reader.model.eos_id, written.reshape(-1) == LIMIT - 1)
+    log_q = guide_step(log_p, log_r, Guidance()).log_q.view(*tokens.shape, -1)
+    return log_q.gather(-1, tokens[..., None]).squeeze(-1)
+
+
+KINDS = ["gpt2", "llama", "gemma", "mistral", "marian", "t5"]
+CHOICES: dict[str, dict[str, Any]] = {
+    "states": {},
+    "tokens": {"reads": "tokens"},
+    "light": {"reads": "light"},
+    "norm": {"head": "norm"},
+    "low rank": {"matrix": "low_rank", "rank": 8},
+    "progress": {"progress_bits": 3, "named_parts": True},
+    "light progress": {"reads": "light", "progress_bits": 4},
+}
+CASES = [(kind, "progress") for kind in KINDS] + [("llama", name) for name in CHOICES if name != "progress"]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_stepping_gives_what_reading_whole_texts_gives(kind: str, name: str) -> None:
+    reader = HuggingFaceReader(load(kind))
+    guide = random_guide(reader, **CHOICES[name])
+    oracle = Keywords()
+    guided = GuidedLanguageModel(reader.model, guide, oracle=oracle)
+    tokens = torch.randint(4, small_models.V, (3, LIMIT), generator=torch.Generator().manual_seed(1))
+    tokens[:, -1] = small_models.EOS
+    found = guided.score(PROMPTS, tokens, torch.full((3,), LIMIT), CONDITIONS)
+    with torch.no_grad():
+        expected = whole_log_q(reader, [guide], guide, tokens, oracle)
+    assert (found - expected).abs().max() < 1e-4
+    plain = reader.model.score(PROMPTS, tokens, torch.full((3,), LIMIT))
+    assert (found - plain).abs().max() > 0.1  # the guide does something
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_it_is_a_language_model(kind: str, name: str) -> None:
+    reader = HuggingFaceReader(load(kind))
+    guide = random_guide(reader, **CHOICES[name])
+    for guidance in (Guidance(), Guidance(exact_end=True), Guidance(strength=2.0)):
+        guided = GuidedLanguageModel(reader.model, guide, guidance=guidance, oracle=Keywords())
+        check_language_model(guided, PROMPTS, CONDITIONS)
+
+
+def test_a_formula_over_guides() -> None:
+    reader = HuggingFaceReader(load("llama"))
+    first, second = random_guide(reader, 1), random_guide(reader, 2, reads="light")
+    formula = (first & ~second) | second
+    guided = GuidedLanguageModel(reader.model, formula)
+    tokens = torch.randint(4, small_models.V, (3, LIMIT), generator=torch.Generator().manual_seed(1))
+    found = guided.score(PROMPTS, tokens, torch.full((3,), LIMIT), CONDITIONS)
+    with torch.no_grad():
+        expected = whole_log_q(reader, [first, second, second], formula, tokens, Keywords())
+    live = found.isfinite()
+    assert live[:, :-1].all()
+    assert (found - expected)[live].abs().max() < 1e-4
+    check_language_model(guided, PROMPTS, CONDITIONS)
+
+
+def test_an_untrained_guide_leaves_p_as_it_is_until_the_last_step() -> None:
+    reader = HuggingFaceReader(load("llama"))
+    guide = Guide(GuideConfig.for_reader(reader, size=24, layers=1, heads=2)).attach(reader)
+    tokens = torch.randint(4, small_models.V, (3, LIMIT), generator=torch.Generator().manual_seed(1))
+    lengths = torch.full((3,), LIMIT)
+    q = GuidedLanguageModel(reader.model, guide).score(PROMPTS, tokens, lengths)
+    p = reader.model.score(PROMPTS, tokens, lengths)
+    assert (q - p)[:, :-1].abs().max() < 1e-5
+    assert q[:, -1].isneginf().all()  # a text that does not end itself by step L is lost
+
+
+def test_refilled_rows_are_drawn_as_if_alone() -> None:
+    """Through the drawing loop: refilling, shrinking and decoding do not change what is drawn."""
+    reader = HuggingFaceReader(load("llama"))
+    guide = random_guide(reader, progress_bits=3, named_parts=True)
+    guided = GuidedLanguageModel(reader.model, guide, oracle=Keywords())
+    prompts = [Prompt(*pair) for pair in zip(PROMPTS, CONDITIONS, strict=True)] * 8
+    tables = [
+        draw_rows(guided, prompts, range(len(prompts)), proposal=Proposal(), seed=3, batch_size=size)
+        for size in (3, 24)
+    ]
+    assert tables[0]["tokens"].to_pylist() == tables[1]["tokens"].to_pylist()
+    gaps = [
+        np.abs(np.array(a) - np.array(b)).max()
+        for a, b in zip(*(table["log_p"].to_pylist() for table in tables), strict=True)
+    ]
+    assert max(gaps) < 1e-4
+
+
+# --- tabular: against enumeration ---------------------------------------------------------------------
+
+
+def has_ab(conditions: list[str], texts: list[str]) -> np.ndarray:
+    return np.array(["a" in text and "b" in text for text in texts])
+
+
+@pytest.mark.parametrize("completion", ["eos", "limit"])
+def test_the_exact_r_gives_the_exact_q(completion: Any) -> None:
+    model = TabularModel.random(["x"], vocabulary_size=4, length_limit=4, completion=completion, seed=1)
+    table = exact_log_r(model, has_ab, "x", "x")
+    guided = GuidedLanguageModel(model, TabularFollower({("x", "x"): table}))
+    outcomes = model.outcomes("x")
+    found = guided.score(["x"] * len(outcomes.texts), outcomes.tokens, outcomes.lengths).double().sum(1)
+    expected = exact_log_q(model, has_ab, "x")
+    possible = ~expected.isneginf()
+    assert (found.exp()[~possible] == 0).all()
+    assert (found - expected)[possible].abs().max() < 1e-5
+
+
+def test_a_soft_rate_is_met_exactly() -> None:
+    model = TabularModel.random(["x"], vocabulary_size=4, length_limit=4, completion="limit", seed=1)
+    tables = {("x", "x"): exact_log_r(model, has_ab, "x", "x")}
+    outcomes = model.outcomes("x")
+    hit = torch.from_numpy(has_ab([], outcomes.texts))
+    for rate in (0.0, 0.2, 0.9):
+        guided = GuidedLanguageModel(model, TabularFollower(tables), guidance=Guidance(target_rate=rate))
+        log_q = guided.score(["x"] * len(hit), outcomes.tokens, outcomes.lengths).double().sum(1)
+        assert float(log_q.exp().sum()) == pytest.approx(1, abs=1e-5)
+        assert float(log_q.exp()[hit].sum()) == pytest.approx(rate, abs=1e-5)
+
+
+def test_negation_is_exact() -> None:
+    model = TabularModel.random(["x"], vocabulary_size=3, length_limit=4, completion="limit", seed=2)
+    log_r = exact_log_r(model, has_ab, "x", "x")
+    opposite = exact_log_r(model, lambda conditions, texts: ~has_ab(conditions, texts), "x", "x")
+    both = ~opposite.isneginf()
+    assert (negate(log_r, finish_log_r(model, "x")).exp() - opposite.exp())[both].abs().max() < 1e-9
+
+
+# --- what is refused ----------------------------------------------------------------------------------
+
+
+def test_what_is_refused() -> None:
+    reader = HuggingFaceReader(load("llama"))
+    other = HuggingFaceReader(load("llama"))
+    guide = random_guide(reader, progress_bits=2)
+    with pytest.raises(InputError, match="the oracle, because this guide was trained with its progress"):
+        GuidedLanguageModel(reader.model, guide)
+    with pytest.raises(InputError, match="the oracle, because exact_end is on"):
+        GuidedLanguageModel(reader.model, random_guide(reader), guidance=Guidance(exact_end=True))
+    with pytest.raises(MismatchError, match="guides attached to this very base"):
+        GuidedLanguageModel(other.model, guide, oracle=Keywords())
+    with pytest.raises(InputError, match="at most 2 bits of progress"):
+        GuidedLanguageModel(reader.model, guide, oracle=Keywords()).start(["the"], ["dog, cat, man"]).log_p  # noqa: B018
+    with pytest.raises(InputError, match="strength 1 with a target rate below 1"):
+        Guidance(strength=2, target_rate=0.5)
+    with pytest.raises(InputError, match="no exact end with a target rate below 1"):
+        Guidance(target_rate=0.5, exact_end=True)
+    limited = HuggingFaceReader(load("llama", completion="limit"))
+    with pytest.raises(InputError, match='completion "eos" for an exact end'):
+        GuidedLanguageModel(
+            limited.model, random_guide(limited), guidance=Guidance(exact_end=True), oracle=Keywords()
+        )
+
+
+# --- as a proposal ------------------------------------------------------------------------------------
+
+
+class Apart:
+    """The same model under another name, so that nobody knows that it steps the base itself."""
+
+    def __init__(self, model: GuidedLanguageModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "base":
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+
+def test_drawing_steps_the_base_once_for_both() -> None:
+    reader = HuggingFaceReader(load("llama"))
+    guided = GuidedLanguageModel(reader.model, random_guide(reader))
+    prompts = [Prompt(*pair) for pair in zip(PROMPTS, CONDITIONS, strict=True)] * 8
+    tables = [
+        draw_rows(reader.model, prompts, range(24), proposal=guided_mixture(model, 0.5), seed=3, batch_size=8)
+        for model in (guided, Apart(guided))
+    ]
+    for name in ("tokens", "finished"):
+        assert tables[0][name].to_pylist() == tables[1][name].to_pylist()
+    for name in ("log_p", "log_proposal"):
+        for one, other in zip(tables[0][name].to_pylist(), tables[1][name].to_pylist(), strict=True):
+            assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_a_proposal_that_the_oracle_masks_is_refused() -> None:
+    reader = HuggingFaceReader(load("llama"))
+    for guidance, found in (
+        (Guidance(exact_end=True), "an exact end"),
+        (Guidance(floor=0.1), "a floor of 0.1"),
+    ):
+        guided = GuidedLanguageModel(reader.model, random_guide(reader), guidance=guidance, oracle=Keywords())
+        with pytest.raises(CoverageError, match=found):
+            guided_mixture(guided).require_covers(reader.model)
