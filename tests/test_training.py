@@ -6,6 +6,8 @@ import logging
 import os
 import subprocess
 import sys
+import types
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors import safe_open
 
 import small_models
 from guide_quality import guide_log_r, labelled_samples, measure
 from nado.drawing import draw_rows
-from nado.errors import InputError, MismatchError
+from nado.errors import InputError, MismatchError, MissingPackageError
 from nado.exact import TabularModel
 from nado.guide import Guide, GuideConfig
 from nado.huggingface import CausalModel, EncoderDecoderModel
@@ -28,16 +31,20 @@ from nado.prompts import Prompt
 from nado.proposals import Proposal, tempered
 from nado.samples import Samples
 from nado.tabular_reader import TabularReader
+from nado.trackers import describe_losses, training_bar
 from nado.training import (
     DivergenceError,
+    Losses,
     Objective,
+    Team,
     TrainingConfig,
     calibration_error,
     evaluate,
     learning_rate,
+    take_step,
     train,
 )
-from nado.training_data import TrainingData, split_by_prompt
+from nado.training_data import TrainingData, sample_prefixes, split_by_prompt
 
 SMALL: dict[str, Any] = {"reads": "tokens", "size": 16, "layers": 1, "heads": 2, "matrix": "own"}
 
@@ -52,6 +59,35 @@ def has_a(conditions: list[str], texts: list[str]) -> np.ndarray:
 def tabular() -> tuple[TabularReader, Samples]:
     model = TabularModel.random(["x", "y"], vocabulary_size=4, length_limit=3, seed=5)
     return TabularReader(model, ["x", "y"]), labelled_samples(model, has_a, 2000)
+
+
+def with_prefix_labels(samples: Samples) -> Samples:
+    """The same samples with the labels that an oracle with the parts "has an a" and "has a b" gives."""
+    table = samples.table
+    parts, stops, progress = [], [], []
+    for condition, text, tokens in zip(
+        *(table[name].to_pylist() for name in ("condition", "text", "tokens")), strict=True
+    ):
+        prefixes = [text[:length] for length in range(len(tokens))]
+        parts.append(["a" in text, "b" in text])
+        stops.append(has_a([condition] * len(prefixes), prefixes).tolist())
+        progress.append([letter in prefix for prefix in prefixes for letter in "ab"])
+    for name, column in (("parts", parts), ("stops", stops), ("progress", progress)):
+        table = table.append_column(name, pa.array(column, pa.list_(pa.bool_())))
+    return Samples(table)
+
+
+def labelled_in_full(samples: Samples, reader: Any) -> TrainingData:
+    """Training data in which no loss is zero."""
+    return TrainingData.from_samples(
+        with_prefix_labels(samples), reader, progress_bits=2, balanced=True, weight_form="whole"
+    )
+
+
+def randomise(guide: Guide, seed: int = 1) -> Guide:
+    """Move the head away from zero, so that R differs from token to token."""
+    torch.nn.init.normal_(guide.head.vector.weight, generator=torch.Generator().manual_seed(seed))
+    return guide
 
 
 def fresh_guide(reader: Any, seed: int = 0, **choices: Any) -> Guide:
@@ -76,7 +112,7 @@ def test_r_is_learned(tabular: tuple[TabularReader, Samples]) -> None:
     guide = fresh_guide(reader, size=32)
     before = measure(guide, reader, has_a)
     config = TrainingConfig(steps=150, batch_size=256, learning_rate=3e-3, ramp_steps=10, weight_decay=0.0)
-    history = train(guide, reader, TrainingData.from_samples(samples, reader), config)
+    history = train(guide, reader, TrainingData.from_samples(samples, reader), config).history
     after = measure(guide, reader, has_a)
     assert history[-1]["success"] < history[0]["success"]
     assert after.total_variation < 0.1 < before.total_variation
@@ -90,7 +126,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     data = TrainingData.from_samples(samples, reader)
     config = TrainingConfig(steps=12, batch_size=64, save_every=3, learning_rate=1e-2, ramp_steps=4)
     whole = fresh_guide(reader, dropout=0.2)
-    history = train(whole, reader, data, config)
+    history = train(whole, reader, data, config).history
 
     class KilledError(Exception):
         pass
@@ -103,7 +139,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
         train(fresh_guide(reader, dropout=0.2), reader, data, config, folder=tmp_path, on_step=kill)
     resumed = fresh_guide(reader, seed=99, dropout=0.2)  # what it starts with does not matter
     again = train(resumed, reader, data, config, folder=tmp_path)
-    assert again == history
+    assert again.history == history
     for name, value in weights(whole).items():
         assert torch.equal(value, weights(resumed)[name]), name
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".safetensors"]
@@ -302,6 +338,7 @@ def test_evaluation_reports_calibration(tabular: tuple[TabularReader, Samples]) 
     data = TrainingData.from_samples(samples, reader)
     found = evaluate(Objective(fresh_guide(reader), reader, TrainingConfig()), data)
     assert 0 < found["calibration_error"] < 1
+    assert 0 < found["consistency_residual"] < 1
     assert calibration_error(torch.tensor([0.25] * 4), torch.tensor([1.0, 0, 0, 0])) == 0
     assert calibration_error(torch.tensor([0.9] * 4), torch.zeros(4)) == pytest.approx(0.9)
 
@@ -333,16 +370,69 @@ def test_the_learning_rate_rises_then_falls() -> None:
     assert all(a >= b for a, b in pairwise(rates[9:]))
 
 
-def test_a_config_without_steps_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"steps": 0}, "expected steps of at least 1; found 0. Ask for 1 or more."),
+        ({"micro_batch": 0}, "expected micro_batch of at least 1; found 0. Ask for 1 or more."),
+        ({"positions_per_text": 0}, "expected positions_per_text of at least 1; found 0. Ask for 1 or more."),
+        ({"patience": -1}, "expected patience of at least 0; found -1. Ask for 0 or more."),
+        (
+            {"patience": 2, "evaluate_every": 0},
+            "expected evaluations to be patient about; found patience 2 and evaluate_every 0. Evaluate every "
+            "few hundred steps, or set patience to 0.",
+        ),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(choices: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError) as caught:
-        dataclasses.replace(TrainingConfig(), steps=0)
-    assert str(caught.value) == "expected steps of at least 1; found 0. Ask for 1 or more."
+        TrainingConfig(**choices)
+    assert str(caught.value) == text
 
 
-def run_processes(count: int, folder: Path) -> list[float]:
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        (
+            {"patience": 1},
+            "expected held-out samples, which patience needs; found none. Hold some prompts out, or leave "
+            "patience out.",
+        ),
+        (
+            {"measure_every": 1},
+            "expected a function that measures, which measure_every needs; found none. Pass measure=, or "
+            "leave measure_every out.",
+        ),
+        (
+            {"trackers": ("tensorboard",)},
+            "expected a folder to log into, which trackers needs; found none. Pass folder=, or leave "
+            "trackers out.",
+        ),
+        (
+            {"trackers": ("paper",)},
+            "expected trackers out of tensorboard, wandb; found 'paper'. Name one of these, or none.",
+        ),
+    ],
+)
+def test_an_option_that_could_do_nothing_is_refused(
+    tabular: tuple[TabularReader, Samples], choices: dict[str, Any], text: str
+) -> None:
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    with pytest.raises(InputError) as caught:
+        train(fresh_guide(reader), reader, data, TrainingConfig(**choices))
+    assert str(caught.value) == text
+
+
+def test_every_option_says_what_it_is() -> None:
+    for each in dataclasses.fields(TrainingConfig):
+        assert each.metadata["help"], each.name
+
+
+def run_processes(count: int, folder: Path, choices: dict[str, Any]) -> list[float]:
     script = Path(__file__).parent / "train_in_processes.py"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-    command = [*(launcher if count > 1 else [sys.executable]), str(script), str(folder)]
+    command = [*(launcher if count > 1 else [sys.executable]), str(script), str(folder), json.dumps(choices)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -350,7 +440,408 @@ def run_processes(count: int, folder: Path) -> list[float]:
     return losses
 
 
-def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
-    """Batches of 63 rows: the shares are unequal, and only global counts make the losses agree."""
-    alone, together = run_processes(1, tmp_path / "1"), run_processes(2, tmp_path / "2")
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"batch_size": 63},
+        # 1,000 texts are nine batches of 111 and one of a single text, of which one process has none.
+        {"batch_size": 111, "micro_batch": 11, "positions_per_text": 1, "evaluate_every": 4, "patience": 1},
+    ],
+)
+def test_two_processes_take_the_steps_of_one(tmp_path: Path, choices: dict[str, Any]) -> None:
+    """The shares are unequal: only global counts make the losses agree."""
+    alone, together = (run_processes(count, tmp_path / str(count), choices) for count in (1, 2))
     np.testing.assert_allclose(together, alone, rtol=1e-5)
+
+
+# --- stopping, the best weights, resuming -------------------------------------------------------------
+
+
+def overfitting(samples: Samples, reader: Any) -> tuple[TrainingData, TrainingData]:
+    """Ten texts to learn by heart, and others on which that shows."""
+    training = np.arange(len(samples)) % (len(samples) // 10) == 0
+    return (
+        TrainingData.from_samples(samples.filter(training), reader),
+        TrainingData.from_samples(samples.filter(~training), reader),
+    )
+
+
+def test_training_stops_when_patience_runs_out(tabular: tuple[TabularReader, Samples]) -> None:
+    """Nothing is learned at a learning rate of 0: the first evaluation stays the best."""
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    config = TrainingConfig(steps=50, batch_size=32, learning_rate=0.0, evaluate_every=2, patience=3)
+    summary = train(fresh_guide(reader), reader, data, config, held_out=data)
+    assert (len(summary.history), summary.best_step, summary.stopped_early) == (8, 2, True)
+    patient = train(fresh_guide(reader), reader, data, dataclasses.replace(config, patience=0), held_out=data)
+    assert (len(patient.history), patient.best_step, patient.stopped_early) == (50, 2, False)
+
+
+def test_the_guide_ends_with_its_best_weights(tabular: tuple[TabularReader, Samples], tmp_path: Path) -> None:
+    reader, samples = tabular
+    data, held_out = overfitting(samples, reader)
+    guide = fresh_guide(reader, size=32)
+    config = TrainingConfig(
+        steps=60, batch_size=30, learning_rate=3e-2, ramp_steps=1, evaluate_every=5, save_every=7
+    )
+    summary = train(guide, reader, data, config, held_out=held_out, folder=tmp_path)
+    losses = {row["step"]: row["held_out_loss"] for row in summary.history if "held_out_loss" in row}
+    assert summary.best_step == min(losses, key=lambda step: losses[step]) < 60
+    found = evaluate(Objective(guide, reader, config), held_out)["loss"]
+    assert found == pytest.approx(losses[summary.best_step], rel=1e-6)
+    assert found < 0.95 * losses[60]
+    with safe_open(tmp_path / "best.safetensors", "pt") as file:
+        assert file.metadata() == {"step": str(summary.best_step)}
+        for name, value in weights(guide).items():
+            assert torch.equal(value, file.get_tensor(name)), name
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["best.safetensors", "latest.json", "step-0000060.safetensors"]
+
+
+@pytest.mark.parametrize("killed_at", [6, 13, 27])
+def test_patience_and_the_best_weights_survive_a_kill(
+    tabular: tuple[TabularReader, Samples], tmp_path: Path, killed_at: int
+) -> None:
+    reader, samples = tabular
+    data, held_out = overfitting(samples, reader)
+    config = TrainingConfig(
+        steps=60,
+        batch_size=30,
+        learning_rate=3e-2,
+        ramp_steps=1,
+        evaluate_every=5,
+        save_every=4,
+        patience=4,
+        positions_per_text=2,
+    )
+
+    def run(guide: Guide, **choices: Any) -> Any:
+        return train(guide, reader, data, config, held_out=held_out, **choices)
+
+    whole = fresh_guide(reader, size=32, dropout=0.2)
+    wanted = run(whole)
+    assert wanted.stopped_early
+    assert killed_at < len(wanted.history)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(step: int, row: dict[str, float]) -> None:
+        if step == killed_at:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        run(fresh_guide(reader, size=32, dropout=0.2), folder=tmp_path, on_step=kill)
+    for seed in (98, 99):  # the second time there is nothing left to do
+        steps: dict[int, dict[str, float]] = {}
+        resumed = fresh_guide(reader, seed=seed, size=32, dropout=0.2)
+        found = run(resumed, folder=tmp_path, on_step=steps.__setitem__)
+        timeless = (dataclasses.replace(each, seconds=0.0) for each in (found, wanted))
+        assert next(timeless) == next(timeless)
+        for name, value in weights(whole).items():
+            assert torch.equal(value, weights(resumed)[name]), name
+        assert bool(steps) == (seed == 98)
+
+
+def test_a_folder_may_be_saved_to_and_logged_from_differently(
+    tabular: tuple[TabularReader, Samples], tmp_path: Path
+) -> None:
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    config = TrainingConfig(steps=2, batch_size=8)
+    first = train(fresh_guide(reader), reader, data, config, folder=tmp_path)
+    again = dataclasses.replace(config, save_every=1, trackers=("tensorboard",))
+    assert train(fresh_guide(reader), reader, data, again, folder=tmp_path).history == first.history
+    balanced = TrainingData.from_samples(samples, reader, balanced=True)
+    for changed, guide in ((balanced, fresh_guide(reader)), (data, fresh_guide(reader, size=8))):
+        with pytest.raises(MismatchError, match="to hold this same training run"):
+            train(guide, reader, changed, config, folder=tmp_path)
+
+
+def test_the_summary_says_what_was_done(tabular: tuple[TabularReader, Samples]) -> None:
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    tokens = int(data.lengths.sum())
+    merged = TrainingData.from_samples(samples, reader)
+    merged.merge_equal()
+    config = TrainingConfig(steps=2, batch_size=2000)
+    summary = train(fresh_guide(reader), reader, data, config)
+    assert (summary.texts, summary.tokens, summary.ess, summary.best_step) == (4000, tokens, 1.0, 2)
+    assert summary.satisfied == pytest.approx(samples.array("satisfied").mean())
+    assert summary.seconds > 0
+    assert not summary.stopped_early
+    described = json.loads(json.dumps(summary.describe()))
+    assert described["config"]["batch_size"] == 2000
+    assert described["last"] == summary.history[-1]
+    assert train(fresh_guide(reader), reader, merged, config).texts == 4000
+
+
+# --- micro-batches and positions ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", ["sigmoid", "norm"])
+def test_micro_batches_take_the_same_step(tabular: tuple[TabularReader, Samples], head: str) -> None:
+    reader, samples = tabular
+    data = labelled_in_full(samples, reader)
+    found = []
+    for micro_batch in (None, 1, 7):
+        guide = randomise(fresh_guide(reader, head=head, progress_bits=2))
+        # Plain descent of one step: AdamW's first would blow rounding in tiny gradients up to its full size.
+        config = TrainingConfig(batch_size=15, steps=1, micro_batch=micro_batch, positions_per_text=2)
+        team = Team(Objective(guide, reader, config))
+        optimiser = torch.optim.SGD(guide.parameters(), lr=1.0)
+        row = take_step(team, optimiser, data, torch.arange(100, 115), config, 1)
+        found.append((row, weights(guide)))
+    for row, moved in found[1:]:
+        assert row == pytest.approx(found[0][0], rel=1e-6, abs=1e-6)
+        for name, value in moved.items():
+            torch.testing.assert_close(value, found[0][1][name], rtol=0, atol=1e-6)
+    assert all(value > 0 for name, value in found[0][0].items() if name not in ("excess",))
+
+
+@pytest.mark.parametrize("head", ["sigmoid", "norm"])
+def test_sampled_positions_leave_every_loss_right_on_average(
+    tabular: tuple[TabularReader, Samples], head: str
+) -> None:
+    """Exactly: the mean over all choices of one prefix is the full loss, text by text."""
+    reader, samples = tabular
+    data = labelled_in_full(samples, reader)
+    objective = Objective(
+        randomise(fresh_guide(reader, head=head, progress_bits=2)), reader, TrainingConfig()
+    )
+    lengths = set()
+    for row in range(0, 4000, 400):
+        batch = data.batch(torch.tensor([row]), reader)
+        full, counts, _ = objective(batch)
+        prefixes = int(batch.lengths[0]) + 1
+        lengths.add(prefixes)
+        several = []
+        for choice in torch.eye(prefixes) * prefixes:
+            sums, counted, _ = objective(dataclasses.replace(batch, sampled=choice[None]))
+            assert counted == counts
+            several.append(torch.stack(sums))
+        torch.testing.assert_close(torch.stack(several).mean(0), torch.stack(full), rtol=1e-5, atol=1e-5)
+        assert torch.stack(several).std(0)[0] > 1e-3  # they do differ
+    assert len(lengths) > 1
+
+
+def test_the_mean_over_seeds_is_the_full_loss(tabular: tuple[TabularReader, Samples]) -> None:
+    """Within four standard errors: a false alarm in one of 5,000 runs of the three."""
+    reader, samples = tabular
+    data = labelled_in_full(samples, reader)
+    objective = Objective(randomise(fresh_guide(reader, progress_bits=2)), reader, TrainingConfig())
+    rows = torch.arange(0, 4000, 100)
+    with torch.no_grad():
+        full = torch.stack(objective(data.batch(rows, reader))[0])
+        found = torch.stack(
+            [
+                torch.stack(objective(data.batch(rows, reader, positions_per_text=2, seed=seed))[0])
+                for seed in range(200)
+            ]
+        )
+    error = found.std(0) / len(found) ** 0.5
+    for name in ("success", "consistency", "stop"):
+        at = Losses._fields.index(name)
+        assert 0 < error[at] < 0.05 * full[at]
+        assert abs(found.mean(0)[at] - full[at]) < 4 * error[at], name
+
+
+def test_positions_are_chosen_evenly_and_by_text_alone() -> None:
+    lengths = torch.tensor([9, 4, 2, 1])
+    rows = torch.tensor([5, 17, 3, 8])
+    share = sample_prefixes(rows, lengths, 3, seed=1)
+    assert ((share > 0).sum(1)).tolist() == [3, 3, 3, 2]  # a text of at most 3 tokens is taken whole
+    assert share.sum(1).tolist() == pytest.approx([10, 5, 3, 2])
+    for row in range(4):
+        alone = sample_prefixes(rows[row : row + 1], lengths[row : row + 1], 3, seed=1)
+        assert torch.equal(alone[0], share[row, : alone.shape[1]])
+    many = torch.arange(20_000)
+    shares = sample_prefixes(many, torch.full((20_000,), 9), 3, seed=2)
+    # A weight is 10/3 with probability 0.3: five standard errors, a false alarm in 2e5 runs of ten columns.
+    assert (shares.mean(0) - 1).abs().max() < 5 * (7 / 3 / 20_000) ** 0.5
+    assert not torch.equal(shares, sample_prefixes(many, torch.full((20_000,), 9), 3, seed=3))
+
+
+def test_enough_positions_are_exactly_all_of_them(tabular: tuple[TabularReader, Samples]) -> None:
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    config = TrainingConfig(steps=5, batch_size=32)
+    full, sampled = (
+        train(fresh_guide(reader), reader, data, dataclasses.replace(config, positions_per_text=positions))
+        for positions in (None, 3)
+    )
+    assert sampled.history == full.history
+
+
+def test_only_sampled_positions_meet_the_vocabulary(tabular: tuple[TabularReader, Samples]) -> None:
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    asked = []
+
+    class CountingReader(TabularReader):
+        def logits(self, states: torch.Tensor, generated: torch.Tensor) -> torch.Tensor:
+            asked.append(len(states))
+            return super().logits(states, generated)
+
+    objective = Objective(fresh_guide(reader), CountingReader(reader.model, ["x", "y"]), TrainingConfig())
+    rows = (data.lengths == 3).nonzero()[:100, 0]
+    objective(data.batch(rows, reader))
+    batch = data.batch(rows, reader, positions_per_text=1)
+    objective(batch)
+    # One of the four prefixes of each text: the steps beside it, one at the ends and two in between.
+    ends = (batch.sampled[:, [0, -1]] > 0).sum()
+    assert asked == [300, int(ends + 2 * (100 - ends))]
+
+
+def test_r_is_learned_from_sampled_positions(tabular: tuple[TabularReader, Samples]) -> None:
+    reader, samples = tabular
+    guide = fresh_guide(reader, size=32)
+    config = TrainingConfig(
+        steps=150, batch_size=256, learning_rate=3e-3, ramp_steps=10, weight_decay=0.0, positions_per_text=1
+    )
+    train(guide, reader, TrainingData.from_samples(samples, reader), config)
+    assert measure(guide, reader, has_a).total_variation < 0.12
+
+
+# --- evaluation during training -----------------------------------------------------------------------
+
+
+def test_evaluation_counts_texts_as_p_does(tabular: tuple[TabularReader, Samples]) -> None:
+    """Balancing and merging change how the texts are stored, not how often they happen."""
+    reader, samples = tabular
+    objective = Objective(randomise(fresh_guide(reader)), reader, TrainingConfig())
+    plain, balanced = (
+        TrainingData.from_samples(samples, reader, balanced=choice) for choice in (False, True)
+    )
+    merged = TrainingData.from_samples(samples, reader)
+    merged.merge_equal()
+    wanted = evaluate(objective, plain)
+    for other in (balanced, merged):
+        found = evaluate(objective, other)
+        for name in ("calibration_error", "consistency_residual"):
+            assert found[name] == pytest.approx(wanted[name], rel=1e-4), name
+
+
+def test_evaluation_and_measurement_are_done_as_in_decoding(
+    tabular: tuple[TabularReader, Samples],
+) -> None:
+    """No gradients, no dropout, the arithmetic of training; and training goes on as it was."""
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    guide = fresh_guide(reader, dropout=0.2)
+    seen: list[tuple[bool, bool, torch.dtype]] = []
+    guide.head.vector.register_forward_hook(
+        lambda module, inputs, output: seen.append((module.training, output.requires_grad, output.dtype))
+    )
+    measured_at: list[int] = []
+
+    def measure_guided(measured: Guide) -> dict[str, float]:
+        assert measured is guide
+        assert not guide.training
+        assert not torch.is_grad_enabled()
+        assert torch.is_autocast_enabled("cpu")
+        measured_at.append(len(seen))
+        return {"satisfied": 0.5}
+
+    config = TrainingConfig(steps=5, batch_size=32, half=True, evaluate_every=3, measure_every=2)
+    summary = train(guide, reader, data, config, held_out=data, measure=measure_guided)
+    training, evaluating = (True, True, torch.bfloat16), (False, False, torch.bfloat16)
+    looks = [evaluating] * -(-len(data) // 512)
+    assert seen == [*[training] * 3, *looks, *[training] * 2, *looks]
+    assert len(measured_at) == 3
+    guided = {row["step"]: row["guided_satisfied"] for row in summary.history if "guided_satisfied" in row}
+    assert guided == {2: 0.5, 4: 0.5, 5: 0.5}
+    assert [row["step"] for row in summary.history if "held_out_loss" in row] == [3, 5]
+
+
+# --- trackers and the bar -----------------------------------------------------------------------------
+
+
+def test_tensorboard_has_every_step_once_after_a_kill(
+    tabular: tuple[TabularReader, Samples], tmp_path: Path
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    config = TrainingConfig(steps=6, batch_size=16, save_every=2, trackers=("tensorboard",))
+
+    def kill(step: int, row: dict[str, float]) -> None:
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(fresh_guide(reader), reader, data, config, folder=tmp_path, on_step=kill)
+    summary = train(fresh_guide(reader), reader, data, config, folder=tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = {event.step: event.value for event in events.Scalars("loss")}
+    assert found == pytest.approx({int(row["step"]): row["loss"] for row in summary.history}, rel=1e-6)
+    assert len(events.Scalars("loss")) == 6
+
+
+def test_wandb_gets_one_run_a_folder(
+    tabular: tuple[TabularReader, Samples], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the package: what it is asked for, and what it is told."""
+    told: list[Any] = []
+
+    class FakeRun:
+        def log(self, values: dict[str, float], step: int) -> None:
+            told.append((step, values["loss"]))
+
+        def finish(self) -> None:
+            told.append("finished")
+
+    fake = types.ModuleType("wandb")
+    fake.__spec__ = ModuleSpec("wandb", None)
+    fake.init = lambda **choices: told.append(choices) or FakeRun()  # type: ignore[attr-defined]
+    fake.config = types.SimpleNamespace(  # type: ignore[attr-defined]
+        update=lambda values, allow_val_change: told.append(values["steps"])
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    config = TrainingConfig(steps=2, batch_size=16, trackers=("wandb",))
+    summary = train(fresh_guide(reader), reader, data, config, folder=tmp_path / "study")
+    first = told[0]
+    assert (first["project"], first["name"], first["dir"]) == ("nado", "study", str(tmp_path / "study"))
+    assert first["resume"] == "allow"
+    assert told[1:] == [2, *((int(row["step"]), row["loss"]) for row in summary.history), "finished"]
+    train(fresh_guide(reader), reader, data, config, folder=tmp_path / "study")
+    assert told[-2]["id"] == first["id"]
+
+
+def test_a_tracker_without_its_package_is_refused(
+    tabular: tuple[TabularReader, Samples], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nado.trackers.find_spec", lambda name: None)
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    with pytest.raises(MissingPackageError) as caught:
+        train(fresh_guide(reader), reader, data, TrainingConfig(trackers=("wandb",)), folder=tmp_path)
+    assert str(caught.value) == (
+        "expected the package wandb for the tracker wandb; found that it is not installed. Install it with: "
+        "pip install 'nado-lm[trackers]'"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_bar_shows_losses_on_stderr(
+    tabular: tuple[TabularReader, Samples], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    with training_bar(3, force=True) as show:
+        summary = train(
+            fresh_guide(reader), reader, data, TrainingConfig(steps=3, batch_size=8), on_step=show
+        )
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "3/3" in printed.err
+    assert f"loss {summary.history[-1]['loss']:.4f}" in printed.err
+    with training_bar(3) as silent:  # stderr is no terminal here
+        silent(1, {"loss": 1.0})
+    assert capsys.readouterr().err == ""
+    row = {"loss": 0.5, "held_out_loss": 0.25, "guided_all_covered": 0.875}
+    assert describe_losses(row) == "loss 0.5000 · held out 0.2500 · guided all covered 0.875"

@@ -15,17 +15,25 @@ from nado.training_data import TrainingData
 
 
 def main() -> None:
+    folder, choices = sys.argv[1], json.loads(sys.argv[2])
     model = TabularModel.random(["x", "y"], vocabulary_size=4, length_limit=3, seed=5)
     reader = TabularReader(model, ["x", "y"])
-    samples = labelled_samples(model, lambda c, texts: ["a" in text for text in texts], 500)
+    data, held_out = (
+        TrainingData.from_samples(
+            labelled_samples(model, lambda c, texts: ["a" in text for text in texts], count, seed=seed),
+            reader,
+        )
+        for count, seed in ((500, 0), (51, 1))
+    )
     torch.manual_seed(0)
     guide = Guide(
         GuideConfig.for_reader(reader, reads="tokens", size=16, layers=1, heads=2, matrix="own")
     ).attach(reader)
-    config = TrainingConfig(steps=10, batch_size=63, learning_rate=1e-2, ramp_steps=2)
-    history = train(guide, reader, TrainingData.from_samples(samples, reader), config, folder=sys.argv[1])
+    config = TrainingConfig(steps=10, learning_rate=1e-2, ramp_steps=2, **choices)
+    summary = train(guide, reader, data, config, held_out=held_out, folder=folder)
     if int(os.environ.get("RANK", 0)) == 0:
-        print(json.dumps([row["loss"] for row in history]))
+        names = ("loss", "held_out_loss", "held_out_calibration_error")
+        print(json.dumps([row[name] for row in summary.history for name in names if name in row]))
 
 
 main()

@@ -1,16 +1,19 @@
 """Training the guide: one loop, whatever the base, the oracle and the proposal."""
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nado.errors import InputError, MismatchError, NadoError
+from nado.checkpoints import Checkpoints, Row, Run
+from nado.compiling import compile_dynamic
+from nado.errors import InputError, NadoError
 from nado.guide import Guide
 from nado.objective import (
     Reduced,
@@ -24,44 +27,109 @@ from nado.objective import (
     warm_up_loss,
 )
 from nado.reading import Reader
-from nado.storage import digest_json, read_json, write_atomically, write_json
+from nado.trackers import open_trackers, require_trackers
 from nado.training_data import Batch, TrainingData, iterate
+
+T = TypeVar("T")
+Measure: TypeAlias = Callable[[Guide], dict[str, float]]
+
+CALIBRATION_BINS = 10
 
 
 class DivergenceError(NadoError, ArithmeticError):
     """The loss stopped being a number."""
 
 
+def option(default: T, text: str) -> T:
+    """A config field that carries its own description: the command line's help is made from it."""
+    described: T = field(default=default, metadata={"help": text})
+    return described
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """How the guide is trained."""
 
-    steps: int = 1000  # optimiser steps in all
-    batch_size: int = 512  # texts a step, over all processes
-    learning_rate: float = 3e-4
-    final_share: float = 0.05  # of the learning rate, at the end of its cosine decay
-    ramp_steps: int = 50  # steps over which the learning rate rises
-    weight_decay: float = 0.01
-    clip: float = 1.0  # largest norm of the gradient
-    consistency_weight: float = 1.0  # λ of the paper
-    stop_gradient: StopGradient = "neither"  # side of the consistency loss that is held fixed
-    stop_weight: float = 1.0  # of stop labels, where the samples have them
-    parts_weight: float = 0.5  # of the auxiliary per-part loss, where the oracle has parts
-    warm_up: bool = False  # maximise log q of satisfied texts instead (fixes only the shape of R)
-    half: bool = False  # bfloat16 arithmetic; weights stay float32
-    compiled: bool = False  # fuse the guide's body with torch.compile: worth it from minutes of training on
-    seed: int = 0
-    evaluate_every: int = 200  # steps between evaluations on held-out texts; 0 for never
-    save_every: int = 200  # steps between checkpoints; 0 for only the last
+    steps: int = option(1000, "optimiser steps in all")
+    batch_size: int = option(512, "texts a step, over all processes")
+    micro_batch: int | None = option(
+        None, "texts a process reads at once; a step adds up as many as it needs (default: all of them)"
+    )
+    positions_per_text: int | None = option(
+        None, "prefixes of each text that are supervised, chosen anew at every step (default: all)"
+    )
+    learning_rate: float = option(3e-4, "the highest learning rate")
+    final_share: float = option(0.05, "of the learning rate, at the end of its cosine decay")
+    ramp_steps: int = option(50, "steps over which the learning rate rises")
+    weight_decay: float = option(0.01, "AdamW's weight decay")
+    clip: float = option(1.0, "largest norm of the gradient")
+    consistency_weight: float = option(1.0, "of the consistency loss, the paper's lambda")
+    stop_gradient: StopGradient = option("neither", "side of the consistency loss held fixed")  # noqa: RUF009
+    stop_weight: float = option(1.0, "of stop labels, where the samples have them")
+    parts_weight: float = option(0.5, "of the auxiliary per-part loss, where the oracle has parts")
+    warm_up: bool = option(False, "maximise log q of satisfied texts instead: this fixes only the shape of R")
+    half: bool = option(False, "bfloat16 arithmetic; weights stay float32")
+    compiled: bool = option(
+        False, "fuse the guide's body with torch.compile: worth it from minutes of training on"
+    )
+    seed: int = option(0, "of the order of texts, of dropout and of the choice of positions")
+    evaluate_every: int = option(200, "steps between evaluations on held-out texts; 0 for never")
+    patience: int = option(0, "evaluations without a better held-out loss before stopping; 0 for never")
+    measure_every: int = option(0, "steps between measurements of guided text; 0 for never")
+    save_every: int = option(200, "steps between checkpoints; 0 for only the last")
+    trackers: tuple[str, ...] = option((), "where to log as well: tensorboard, wandb")
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} of at least 1", f"{getattr(self, name)}", "Ask for 1 or more.")
+        for name in ("steps", "batch_size", "micro_batch", "positions_per_text"):
+            _require_at_least(1, name, getattr(self, name))
+        for name in ("evaluate_every", "patience", "measure_every", "save_every"):
+            _require_at_least(0, name, getattr(self, name))
+        if self.patience and not self.evaluate_every:
+            raise InputError(
+                "evaluations to be patient about",
+                f"patience {self.patience} and evaluate_every 0",
+                "Evaluate every few hundred steps, or set patience to 0.",
+            )
+
+
+def _require_at_least(least: int, name: str, value: int | None) -> None:
+    if value is not None and value < least:
+        raise InputError(f"{name} of at least {least}", f"{value}", f"Ask for {least} or more.")
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """What a training run did."""
+
+    config: TrainingConfig
+    history: list[Row]  # one row a step: losses, and what was measured after it
+    best_step: int  # whose weights the guide has now: the best on held-out texts, or the last
+    stopped_early: bool
+    ess: float  # share of the samples that their weights leave effective
+    texts: int
+    satisfied: float  # share of the texts
+    tokens: int  # read, padding not counted
+    seconds: float
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready: everything but the steps in between."""
+        return {
+            "config": asdict(self.config),
+            "steps": len(self.history),
+            "best_step": self.best_step,
+            "stopped_early": self.stopped_early,
+            "ess": self.ess,
+            "texts": self.texts,
+            "satisfied": self.satisfied,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "best": self.history[self.best_step - 1],
+            "last": self.history[-1],
+        }
 
 
 class Losses(NamedTuple):
-    """The five losses, as sums over positions or as counts of them."""
+    """The six losses, as sums over positions or as counts of them."""
 
     success: Tensor
     consistency: Tensor
@@ -87,62 +155,78 @@ class Losses(NamedTuple):
         )
 
 
+def count_positions(lengths: Tensor, multiplicity: Tensor, satisfied: Tensor, parts: Tensor | None) -> Losses:
+    """Over how many positions each loss of these texts is summed: known before any of it is computed.
+
+    Where only a sample of the positions is supervised the counts are still those of all: the sampled terms
+    are weighted up to stand for the rest.
+    """
+    many, lengths = multiplicity.double(), lengths.double()
+    known = torch.zeros_like(lengths) if parts is None else (parts >= 0).sum(dim=1)
+    real = (lengths * many).sum()
+    counts = (
+        ((lengths + 1) * many).sum(),
+        ((lengths - 1).clamp(min=0) * many).sum(),
+        real,
+        (lengths * many * known).sum(),
+        (lengths * many * satisfied).sum(),
+        real,
+    )
+    return Losses(*(count.float() for count in counts))
+
+
 class Objective(torch.nn.Module):
     """A guide and its losses as one module: what is differentiated, and what processes keep in step."""
 
     def __init__(self, guide: Guide, reader: Reader, config: TrainingConfig) -> None:
         super().__init__()
         self.guide, self.config, self.reader = guide, config, reader
-        self._features = torch.compile(guide.features, dynamic=True) if config.compiled else guide.features
+        self._features = compile_dynamic(guide.features) if config.compiled else guide.features
 
     def forward(self, batch: Batch) -> tuple[Losses, Losses, Reduced]:
         """Sums and counts of every loss, and what they are made from."""
-        real = batch.positions  # (B, T)
-        reduced, log_r_eos, log_not_r_eos, features, excess = self._reduce(batch, real)
+        reduced, log_r_eos, log_not_r_eos, features, excess = self._reduce(batch)
         log_r, log_not_r = shift_log_odds(reduced.log_r, reduced.log_not_r, batch.offset[:, None])
-        prefixes = prefix_mask(batch.lengths, log_r.shape[1])
-        interior = interior_mask(batch.lengths, log_r.shape[1])
-        won = real & batch.satisfied[:, None]
-        none = torch.zeros((), device=real.device)
         many = batch.multiplicity[:, None]
-        success = success_loss(log_r, batch.satisfied, batch.lengths, log_not_r) * batch.weights
-        stop, parts, part_count = none, none, none
+
+        def add_up(terms: Tensor, weights: Tensor = many) -> Tensor:
+            # Columns are prefixes; a (B, T) tensor of steps has one column less.
+            chosen = 1.0 if batch.sampled is None else batch.sampled[:, : terms.shape[1]]
+            return (terms * weights * chosen).sum()
+
+        stop = parts = torch.zeros((), device=many.device)
         if batch.stops is not None:
-            terms = stop_loss(log_r_eos, batch.stops, batch.lengths, log_not_r_eos=log_not_r_eos)
-            stop = (terms * many).sum()
+            stop = add_up(stop_loss(log_r_eos, batch.stops, batch.lengths, log_not_r_eos=log_not_r_eos))
         if batch.parts is not None:
-            parts, part_count = self.guide.parts_loss(features, real * many, batch.parts)
+            parts, _ = self.guide.parts_loss(features, batch.positions * many, batch.parts)
         sums = Losses(
-            success.sum(),
-            (consistency_loss(reduced, batch.lengths, self.config.stop_gradient) * many).sum(),
+            add_up(success_loss(log_r, batch.satisfied, batch.lengths, log_not_r), batch.weights),
+            add_up(consistency_loss(reduced, batch.lengths, self.config.stop_gradient)),
             stop,
             parts,
-            (warm_up_loss(reduced, batch.log_p, batch.satisfied, batch.lengths) * many).sum(),
-            (excess * many).sum(),
+            add_up(warm_up_loss(reduced, batch.log_p, batch.satisfied, batch.lengths)),
+            add_up(excess),
         )
-
-        def count(mask: Tensor) -> Tensor:
-            return (mask * many).sum()
-
-        counts = Losses(count(prefixes), count(interior), count(real), part_count, count(won), count(real))
+        counts = count_positions(batch.lengths, batch.multiplicity, batch.satisfied, batch.parts)
         return sums, counts, reduced
 
-    def _reduce(self, batch: Batch, real: Tensor) -> tuple[Reduced, Tensor, Tensor, Tensor, Tensor]:
-        written = torch.arange(real.shape[1], device=real.device).expand_as(real)
+    def _reduce(self, batch: Batch) -> tuple[Reduced, Tensor, Tensor, Tensor, Tensor]:
+        """Features of whole texts; then, where the batch asks for it, sums over the vocabulary."""
+        summed = batch.summed  # (B, T), N of them set
+        written = torch.arange(summed.shape[1], device=summed.device).expand_as(summed)
         left = (self.reader.model.length_limit - written).clamp(min=0)
         features = self._features(batch.states, batch.last_tokens, left, batch.conditions, batch.progress)
-        states, positions = batch.states[real], written[real]  # N real positions
+        states, positions = batch.states[summed], written[summed]
         step = self.guide.reduce(
-            self.guide.scores(features[real]),
+            self.guide.scores(features[summed]),
             lambda rows: self.reader.logits(states[rows], positions[rows]),
-            batch.tokens[real],
+            batch.tokens[summed],
             positions,
         )
 
         def spread(values: Tensor) -> Tensor:
-            return torch.zeros(real.shape, device=real.device, dtype=values.dtype).masked_scatter(
-                real, values
-            )
+            empty = torch.zeros(summed.shape, device=summed.device, dtype=values.dtype)
+            return empty.masked_scatter(summed, values)
 
         log_s, log_not_s = spread(step.log_s), spread(step.log_not_s)
         reduced = Reduced(
@@ -162,37 +246,123 @@ def train(
     *,
     held_out: TrainingData | None = None,
     folder: str | Path | None = None,
-    on_step: Callable[[int, dict[str, float]], None] | None = None,
-) -> list[dict[str, float]]:
+    on_step: Callable[[int, Row], None] | None = None,
+    measure: Measure | None = None,
+) -> TrainingSummary:
     """Train `guide` in place and return what was measured along the way.
 
-    With `folder`, checkpoints are kept there, and the same call goes on from the last one after any
-    interruption, bit for bit on a CPU.
+    With `held_out`, the guide ends with the weights that were best on it. With `folder`, checkpoints are
+    kept there, and the same call goes on from the last one after any interruption, bit for bit on a CPU.
+    `measure` is asked about the guide every `measure_every` steps, in the first process only; its values are
+    in the history as guided_….
     """
-    objective = Objective(guide, reader, config)
-    team = Team(objective)
+    _require_what_config_needs(config, held_out, folder, measure)
+    team = Team(Objective(guide, reader, config))
     optimiser = torch.optim.AdamW(
-        guide.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=config.weight_decay
+        guide.parameters(),
+        lr=config.learning_rate,
+        betas=(0.9, 0.98),
+        weight_decay=config.weight_decay,
+        fused=reader.model.device.type == "cuda",
     )
-    checkpoints = None if folder is None else Checkpoints(Path(folder), config, data)
-    done, history = (0, []) if checkpoints is None else checkpoints.restore(guide, optimiser)
-    guide.train()
-    for step, (epoch, rows) in enumerate(iterate(data, config.batch_size, config.seed), start=1):
-        if step > config.steps:
-            break
-        if step <= done:
-            continue
-        row = take_step(team, optimiser, data.batch(team.share(rows), reader), config, step)
-        row["epoch"] = epoch
-        if held_out is not None and config.evaluate_every and _due(step, config.evaluate_every, config.steps):
-            row |= {f"held_out_{name}": value for name, value in evaluate(objective, held_out).items()}
-        history.append(row)
-        if on_step is not None:
-            on_step(step, row)
-        if checkpoints is not None and team.leads and _due(step, config.save_every, config.steps):
-            checkpoints.save(step, guide, optimiser, history)
+    checkpoints = (
+        None if folder is None else Checkpoints(Path(folder), _identity(config, guide, data, held_out))
+    )
+    run = Run() if checkpoints is None else checkpoints.restore(guide, optimiser)
+    tracked = config.trackers if team.leads else ()
+    team.plain.train()
+    with open_trackers(tracked, folder, asdict(config), run.step) as track:
+        for step, epoch, rows in _remaining(data, config, run):
+            began = time.monotonic()
+            row = take_step(team, optimiser, data, rows, config, step) | {"epoch": float(epoch)}
+            row |= _look(team, config, step, held_out, measure)
+            run.record(row, guide, int(data.lengths[rows].sum()), time.monotonic() - began)
+            track(step, row)
+            if on_step is not None:
+                on_step(step, row)
+            last = step == config.steps or run.is_over(config.patience)
+            if checkpoints is not None and team.leads and (last or _due(step, config.save_every)):
+                checkpoints.save(guide, optimiser, run, finished=last)
+    if run.best_weights:
+        guide.load_state_dict(run.best_weights)
     guide.eval()  # type: ignore[no-untyped-call]
-    return history
+    return _summarise(run, config, data)
+
+
+def _require_what_config_needs(
+    config: TrainingConfig, held_out: TrainingData | None, folder: str | Path | None, measure: Measure | None
+) -> None:
+    """An option that could do nothing is an error before the first step, not a surprise after the last."""
+    require_trackers(config.trackers)
+    needs = (
+        (config.patience, held_out, "held-out samples", "patience", "Hold some prompts out"),
+        (config.measure_every, measure, "a function that measures", "measure_every", "Pass measure="),
+        (len(config.trackers), folder, "a folder to log into", "trackers", "Pass folder="),
+    )
+    for asked, given, expected, name, hint in needs:
+        if asked and given is None:
+            raise InputError(f"{expected}, which {name} needs", "none", f"{hint}, or leave {name} out.")
+
+
+def _remaining(data: TrainingData, config: TrainingConfig, run: Run) -> Iterator[tuple[int, int, Tensor]]:
+    """(step, epoch, rows) of the steps still to be taken; stops when `run` is over."""
+    for step, (epoch, rows) in enumerate(iterate(data, config.batch_size, config.seed), start=1):
+        if step > config.steps or run.is_over(config.patience):
+            return
+        if step > run.step:
+            yield step, epoch, rows
+
+
+@torch.no_grad()
+def _look(
+    team: "Team", config: TrainingConfig, step: int, held_out: TrainingData | None, measure: Measure | None
+) -> Row:
+    """What is measured after a step, where it is due."""
+    row: Row = {}
+    last = step == config.steps
+    if held_out is not None and config.evaluate_every and (last or _due(step, config.evaluate_every)):
+        found = evaluate(team.plain, held_out, team=team)
+        row |= {f"held_out_{name}": value for name, value in found.items()}
+    if measure is not None and config.measure_every and (last or _due(step, config.measure_every)):
+        with evaluating(team.plain):
+            guided = measure(team.plain.guide) if team.leads else {}
+        row |= {f"guided_{name}": float(value) for name, value in guided.items()}
+    return row
+
+
+def _identity(
+    config: TrainingConfig, guide: Guide, data: TrainingData, held_out: TrainingData | None
+) -> list[Any]:
+    """What tells one run from another, so that a folder is never taken up by the wrong one."""
+    # What is logged and how often is saved may change from one start to the next.
+    result = asdict(replace(config, trackers=(), save_every=0))
+    shapes = {name: list(value.shape) for name, value in guide.state_dict().items()}
+    return [result, shapes, *(None if each is None else _sizes(each) for each in (data, held_out))]
+
+
+def _sizes(data: TrainingData) -> list[Any]:
+    """What tells one set of samples, or one way of weighting them, from another."""
+    total = f"{float(data.weights.double().sum()):.6g}"
+    return [len(data), int(data.lengths.sum()), int(data.satisfied.sum()), total]
+
+
+def _summarise(run: Run, config: TrainingConfig, data: TrainingData) -> TrainingSummary:
+    texts = float(data.multiplicity.sum())
+    return TrainingSummary(
+        config=config,
+        history=run.history,
+        best_step=run.best_step or run.step,
+        stopped_early=run.step < config.steps,
+        ess=data.ess,
+        texts=round(texts),
+        satisfied=float((data.multiplicity * data.satisfied).sum()) / texts,
+        tokens=run.tokens,
+        seconds=run.seconds,
+    )
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 class Team:
@@ -210,6 +380,7 @@ class Team:
             cpu=objective.reader.model.device.type == "cpu",
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         )
+        self.plain = objective
         self.objective: Any = objective
         if self._accelerator.num_processes > 1:
             self.objective = self._accelerator.prepare_model(objective, device_placement=False)
@@ -227,28 +398,35 @@ class Team:
         """`values` added up over processes."""
         return torch.as_tensor(self._accelerator.reduce(values, "sum"))
 
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of the sum of all processes' losses: their synchronisation takes the mean."""
-        (loss * self._accelerator.num_processes).backward()
+    def backward(self, batch: Batch, counts: Losses, *, last: bool) -> Tensor:
+        """Add the gradients of a part of a step; returns its loss and losses, detached.
+
+        Processes exchange gradients with the last part only. Their synchronisation takes the mean, where the
+        loss is a sum over processes.
+        """
+        with nullcontext() if last else self._accelerator.no_sync(self.objective):
+            with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.plain.config.half):
+                sums, _, _ = self.objective(batch)
+            means = sums.over(Losses(*torch.stack(counts).to(batch.tokens.device)))
+            loss = means.total(self.plain.config)
+            (loss * self._accelerator.num_processes).backward()
+        return torch.stack([loss.detach(), *(value.detach() for value in means)])
 
 
 def take_step(
-    team: Team, optimiser: torch.optim.Optimizer, batch: Batch, config: TrainingConfig, step: int
-) -> dict[str, float]:
-    """One optimiser step; returns the step's losses."""
+    team: Team,
+    optimiser: torch.optim.Optimizer,
+    data: TrainingData,
+    rows: Tensor,
+    config: TrainingConfig,
+    step: int,
+) -> Row:
+    """One optimiser step on the texts `rows` of all processes; returns the step's losses."""
     for group in optimiser.param_groups:
         group["lr"] = learning_rate(config, step)
-    # Dropout draws from torch's global generator: seeded by the step, and put back afterwards.
-    with torch.random.fork_rng(devices=[batch.tokens.device] if batch.tokens.is_cuda else []):
-        torch.manual_seed(config.seed * 1_000_003 + step)
-        with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=config.half):
-            sums, counts, _ = team.objective(batch)
-        means = sums.over(Losses(*team.sum(torch.stack(counts))))
-        loss = means.total(config)
-        optimiser.zero_grad(set_to_none=True)
-        team.backward(loss)
+    optimiser.zero_grad(set_to_none=True)
+    losses = team.sum(_add_gradients(team, data, rows, config, step))
     norm = torch.nn.utils.clip_grad_norm_(team.objective.parameters(), config.clip)
-    losses = team.sum(torch.stack([loss.detach(), *(value.detach() for value in means)]))
     measured = torch.cat([losses[:1], norm[None], losses[1:]]).tolist()
     if not all(math.isfinite(value) for value in measured):
         raise DivergenceError(
@@ -261,6 +439,28 @@ def take_step(
     return {"step": float(step), **dict(zip(names, measured, strict=True))}
 
 
+def _add_gradients(team: Team, data: TrainingData, rows: Tensor, config: TrainingConfig, step: int) -> Tensor:
+    """This process's gradients of a step, a micro-batch at a time; returns its part of the losses."""
+    reader, seed = team.plain.reader, config.seed * 1_000_003 + step
+    counts = count_positions(
+        data.lengths[rows],
+        data.multiplicity[rows],
+        data.satisfied[rows],
+        None if data.parts is None else data.parts[rows],
+    )
+    own = team.share(rows)
+    parts = (own if len(own) else rows[:1]).split(config.micro_batch or config.batch_size)
+    losses: list[Tensor] = []
+    # Dropout draws from torch's global generator: seeded by the step, and put back afterwards.
+    with torch.random.fork_rng(devices=[reader.model.device] if reader.model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for number, part in enumerate(parts, start=1):
+            batch = data.batch(part, reader, config.positions_per_text, seed)
+            batch = batch if len(own) else batch.silenced()  # processes must meet, with or without rows
+            losses.append(team.backward(batch, counts, last=number == len(parts)))
+    return torch.stack(losses).sum(dim=0)
+
+
 def learning_rate(config: TrainingConfig, step: int) -> float:
     """Rising over `ramp_steps`, then a cosine down to `final_share`; steps count from 1."""
     if step <= config.ramp_steps:
@@ -270,85 +470,83 @@ def learning_rate(config: TrainingConfig, step: int) -> float:
     return config.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * share)))
 
 
-@torch.no_grad()
-def evaluate(objective: Objective, data: TrainingData, batch_size: int = 512) -> dict[str, float]:
-    """Losses on held-out texts, and the calibration error of R over ten bins."""
-    was_training = objective.training
+@contextmanager
+def evaluating(objective: Objective) -> Iterator[None]:
+    """Without gradients and dropout, in the arithmetic of training."""
+    was_training = objective.guide.training
     objective.eval()
-    sums = counts = None
-    predicted, happened = [], []
-    for rows in torch.arange(len(data)).split(batch_size):
-        batch = data.batch(rows, objective.reader)
-        found, counted, reduced = objective(batch)
-        sums = found if sums is None else Losses(*(a + b for a, b in zip(sums, found, strict=True)))
-        counts = counted if counts is None else Losses(*(a + b for a, b in zip(counts, counted, strict=True)))
-        inside = prefix_mask(batch.lengths, reduced.log_r.shape[1])
-        predicted.append(reduced.log_r.exp()[inside].cpu())
-        happened.append(batch.satisfied[:, None].expand_as(inside)[inside].float().cpu())
-    objective.train(was_training)
-    assert sums is not None
-    assert counts is not None
-    means = dict(zip(Losses._fields, (float(mean) for mean in sums.over(counts)), strict=True))
-    return {**means, "calibration_error": calibration_error(torch.cat(predicted), torch.cat(happened))}
+    device = objective.reader.model.device.type
+    try:
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=objective.config.half):
+            yield
+    finally:
+        objective.train(was_training)
 
 
-def calibration_error(predicted: Tensor, happened: Tensor, bins: int = 10) -> float:
+def evaluate(
+    objective: Objective, data: TrainingData, batch_size: int = 512, team: Team | None = None
+) -> Row:
+    """Losses on held-out texts, and how consistent and how well calibrated R is there.
+
+    `consistency_residual` is the mean of |S − R|, `calibration_error` the ECE over ten bins of R. The
+    processes of a team share the work and all get the same numbers.
+    """
+    rows = data.lengths.argsort(stable=True)  # texts of equal length together: less padding
+    rows = rows if team is None else team.share(rows)
+    size = objective.config.micro_batch or batch_size
+    fields = len(Losses._fields)
+    total = torch.zeros(
+        2 * fields + 1 + 2 * CALIBRATION_BINS, dtype=torch.float64, device=objective.reader.model.device
+    )
+    with evaluating(objective):
+        for part in rows.split(size) if len(rows) else ():
+            total += _tally(objective, data, part)
+    total = total if team is None else team.sum(total)
+    counts = Losses(*total[fields : 2 * fields])
+    means = Losses(*total[:fields]).over(counts)
+    return {
+        "loss": float(means.total(objective.config)),
+        **{name: float(mean) for name, mean in zip(Losses._fields, means, strict=True)},
+        "consistency_residual": float(total[2 * fields] / counts.consistency.clamp(min=1)),
+        "calibration_error": _expected_error(total[2 * fields + 1 :].view(2, -1)),
+    }
+
+
+def _tally(objective: Objective, data: TrainingData, rows: Tensor) -> Tensor:
+    """Sums over some texts, of everything that `evaluate` divides in the end."""
+    # At step 0: the same positions at every evaluation, and never those of a training step.
+    seed = objective.config.seed * 1_000_003
+    batch = data.batch(rows, objective.reader, objective.config.positions_per_text, seed)
+    sums, counts, reduced = objective(batch)
+    chosen = torch.ones_like(batch.weights) if batch.sampled is None else batch.sampled
+    interior = interior_mask(batch.lengths, reduced.log_r.shape[1])[:, 1:-1]
+    gap = (reduced.log_s[:, 1:].exp() - reduced.log_r[:, 1:-1].exp()).abs()
+    residual = (gap * interior * chosen[:, 1:-1] * batch.multiplicity[:, None]).sum()
+    inside = prefix_mask(batch.lengths, reduced.log_r.shape[1])
+    bins = _calibration_bins(
+        reduced.log_r.exp()[inside],
+        batch.satisfied[:, None].expand_as(inside)[inside],
+        (batch.natural_weights * chosen)[inside],
+        CALIBRATION_BINS,
+    )
+    parts = torch.stack([*sums, *counts, residual]).double()
+    return torch.cat([parts, bins.flatten()])
+
+
+def calibration_error(
+    predicted: Tensor, happened: Tensor, bins: int = CALIBRATION_BINS, weights: Tensor | None = None
+) -> float:
     """ECE: the mean distance between predicted and observed rate, over bins of the prediction."""
-    place = (predicted * bins).long().clamp(max=bins - 1)
-    counts = torch.zeros(bins).index_add(0, place, torch.ones_like(predicted))
-    gap = torch.zeros(bins).index_add(0, place, predicted - happened).abs()
-    return float(gap.sum() / counts.sum())
+    weights = torch.ones_like(predicted) if weights is None else weights
+    return _expected_error(_calibration_bins(predicted, happened, weights, bins))
 
 
-class Checkpoints:
-    """Where a training run stands, on disk: safetensors and JSON, nothing pickled."""
-
-    def __init__(self, folder: Path, config: TrainingConfig, data: TrainingData) -> None:
-        self.folder = folder
-        self.digest = digest_json(
-            [asdict(config), len(data), int(data.lengths.sum()), int(data.satisfied.sum())]
-        )
-
-    def save(
-        self, step: int, guide: Guide, optimiser: torch.optim.Optimizer, history: list[dict[str, float]]
-    ) -> None:
-        """Write the step's tensors, then point to them: a kill leaves the previous checkpoint in force."""
-        name = f"step-{step:07d}.safetensors"
-        tensors = {f"guide.{key}": value for key, value in guide.state_dict().items()}
-        for number, state in optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{number}.{key}": value for key, value in state.items()}
-        tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        write_atomically(self.folder / name, lambda path: save_file(tensors, path))
-        write_json(
-            self.folder / "latest.json", {"step": step, "file": name, "run": self.digest, "history": history}
-        )
-        for old in self.folder.glob("step-*.safetensors"):
-            if old.name != name:
-                old.unlink()
-
-    def restore(self, guide: Guide, optimiser: torch.optim.Optimizer) -> tuple[int, list[dict[str, float]]]:
-        """Load the last checkpoint, if there is one; returns its step and history."""
-        pointer = self.folder / "latest.json"
-        if not pointer.exists():
-            return 0, []
-        latest = read_json(pointer)
-        if latest["run"] != self.digest:
-            raise MismatchError(
-                f"{self.folder} to hold this same training run",
-                "another config or other samples",
-                "Choose another folder, or delete this one.",
-            )
-        tensors = load_file(self.folder / latest["file"])
-        guide.load_state_dict({key[6:]: value for key, value in tensors.items() if key.startswith("guide.")})
-        states: dict[int, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            if key.startswith("optimiser."):
-                _, number, field = key.split(".", 2)
-                states.setdefault(int(number), {})[field] = value
-        optimiser.load_state_dict({"state": states, "param_groups": optimiser.state_dict()["param_groups"]})
-        history: list[dict[str, float]] = latest["history"]
-        return int(latest["step"]), history
+def _calibration_bins(predicted: Tensor, happened: Tensor, weights: Tensor, bins: int) -> Tensor:
+    """The weight in each bin of the prediction, and that of prediction minus outcome: (2, bins)."""
+    place = (predicted * bins).long().clamp(0, bins - 1)
+    values = torch.stack([weights, weights * (predicted - happened.to(predicted.dtype))]).double()
+    return torch.zeros(2, bins, dtype=torch.float64, device=values.device).index_add(1, place, values)
 
 
-def _due(step: int, every: int, last: int) -> bool:
-    return step == last or (every > 0 and step % every == 0)
+def _expected_error(bins: Tensor) -> float:
+    return float(bins[1].abs().sum() / bins[0].sum().clamp(min=1e-30))

@@ -4,8 +4,8 @@ Nothing is tokenised and no base is run inside the training loop.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nado.errors import InputError
 from nado.guide import Conditions
+from nado.noise import uniforms
 from nado.objective import WeightForm, balance_labels, importance_weights
 from nado.proposals import ESS_SHARE
 from nado.reading import Reader
@@ -40,6 +41,9 @@ class Batch:
     stops: Tensor | None  # bool (B, T)
     progress: Tensor | None  # (B, T, bits), −1 where there is no such bit
     parts: Tensor | None  # (B, bits), −1 likewise
+    # (B, T + 1) how much the loss at each prefix counts where only some are supervised: 0, or one over the
+    # chance of having been chosen. None: all of them, once.
+    sampled: Tensor | None = None
 
     @property
     def last_tokens(self) -> Tensor:
@@ -51,12 +55,38 @@ class Batch:
         """Which positions are real: bool (B, T)."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device)[None, :] < self.lengths[:, None]
 
+    @property
+    def summed(self) -> Tensor:
+        """Which positions must be summed over the vocabulary: bool (B, T).
+
+        Prefix i needs S of the step after it and, for its own R, the step before it.
+        """
+        if self.sampled is None:
+            return self.positions
+        wanted = self.sampled > 0
+        return self.positions & (wanted[:, :-1] | wanted[:, 1:])
+
+    @property
+    def natural_weights(self) -> Tensor:
+        """`weights` without what balancing put in: under them labels come at p's own rates, (B, T + 1)."""
+        rate = torch.sigmoid(-self.offset)  # the offset moved this rate of satisfied texts to a half
+        return self.weights * (2 * torch.where(self.satisfied, rate, 1 - rate))[:, None]
+
+    def silenced(self) -> "Batch":
+        """The same texts, counting for nothing: for a process that would have none."""
+        return replace(
+            self,
+            weights=torch.zeros_like(self.weights),
+            multiplicity=torch.zeros_like(self.multiplicity),
+        )
+
 
 @dataclass
 class TrainingData:
     """All samples as tensors; `batches` cuts them up."""
 
     prompts: list[str]
+    condition_names: list[str]  # the text of each row of `conditions`
     tokens: Tensor  # (S, T)
     lengths: Tensor  # (S,)
     satisfied: Tensor  # bool (S,)
@@ -86,11 +116,18 @@ class TrainingData:
         balanced: bool = False,
         weight_form: WeightForm = "suffix",
         clip: float = 10.0,
+        both_labels: bool = True,
+        part_names: Callable[[str], Sequence[str]] | None = None,
     ) -> "TrainingData":
-        """Pad, weight and check labelled samples."""
+        """Pad, weight and check labelled samples.
+
+        `both_labels` refuses samples from which nothing can be learned; evaluation can do without.
+        `part_names` names the parts of a condition, for guides that read which of them are missing.
+        """
         lengths = torch.from_numpy(np.diff(samples.ragged("tokens").offsets))
         satisfied = torch.from_numpy(samples.array("satisfied").astype(bool))
-        _require_both_labels(satisfied)
+        if both_labels:
+            _require_both_labels(satisfied)
         prompts, texts = samples.strings("prompt"), samples.strings("condition")
         names = list(dict.fromkeys(texts))
         place = {name: number for number, name in enumerate(names)}
@@ -109,11 +146,12 @@ class TrainingData:
         weights = found.weights if balance is None else found.weights * balance.weights[:, None]
         data = cls(
             prompts=prompts,
+            condition_names=names,
             tokens=_padded(samples.ragged("tokens"), lengths).long(),
             lengths=lengths,
             satisfied=satisfied,
             condition=torch.tensor([place[text] for text in texts]),
-            conditions=Conditions.encode(reader, names),
+            conditions=Conditions.encode(reader, names, part_names),
             log_p=log_p,
             weights=weights.float(),
             multiplicity=torch.ones(len(prompts)),
@@ -210,8 +248,10 @@ class TrainingData:
             batches += chunk[self.lengths[chunk].argsort(stable=True)].split(batch_size)
         return [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
 
-    def batch(self, rows: Tensor, reader: Reader) -> Batch:
-        """The given texts, on the reader's device."""
+    def batch(
+        self, rows: Tensor, reader: Reader, positions_per_text: int | None = None, seed: int = 0
+    ) -> Batch:
+        """The given texts, on the reader's device, supervised at all prefixes or at a sample of them."""
         device = reader.model.device
         longest = int(self.lengths[rows].max())
         states = self._read(reader, rows) if self.states is None else self._states(rows, longest).to(device)
@@ -232,6 +272,9 @@ class TrainingData:
             stops=None if self.stops is None else take(self.stops[:, :longest]),
             progress=None if self.progress is None else take(self.progress[:, :longest]),
             parts=None if self.parts is None else take(self.parts),
+            sampled=None
+            if positions_per_text is None
+            else sample_prefixes(rows, self.lengths[rows], positions_per_text, seed).to(device),
         )
 
     def _states(self, rows: Tensor, longest: int) -> Tensor:
@@ -241,6 +284,22 @@ class TrainingData:
         inside = torch.arange(longest)[None, :] < self.lengths[rows][:, None]
         places = torch.where(inside, places, self.starts[rows][:, None])
         return self.states[places.to(self.states.device)]
+
+
+def sample_prefixes(rows: Tensor, lengths: Tensor, count: int, seed: int) -> Tensor:
+    """How much each prefix of the texts `rows` counts when only `count` of each text do: (B, T + 1).
+
+    Every prefix is as likely as any other and counts for one over that chance, so that a sum over the chosen
+    ones is right on average. The choice is a pure function of seed and row, whatever batch a text is in. A
+    text of at most `count` tokens is taken whole.
+    """
+    columns = torch.arange(int(lengths.max()) + 1).expand(len(rows), -1)
+    inside = columns <= lengths[:, None]
+    keys = uniforms(seed, rows[:, None].expand_as(columns), columns).masked_fill(~inside, 2.0)
+    chosen = keys.argsort(dim=1).argsort(dim=1) < count
+    whole = (lengths <= count)[:, None]
+    share = ((lengths + 1) / count)[:, None]
+    return torch.where(whole, 1.0, chosen * share) * inside
 
 
 def split_by_prompt(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
