@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from nado.compiling import compile_dynamic
+from nado.compiling import compile_layers
 from nado.errors import InputError
 from nado.huggingface.attention import NAME as GROUPED
 from nado.huggingface.output_layer import OutputLayer
@@ -109,7 +109,7 @@ class CausalModel(HuggingFaceModel):
         self._sample = torch.compile(self._sample_logits, dynamic=False) if compiled else self._sample_logits
         self._output = _split_output(model, self.device)
         body: Any = model.base_model
-        self._body: Callable[..., Any] = compile_dynamic(body) if compiled else body
+        self._body: Callable[..., Any] = compile_layers(body) if compiled else body
         # The last captured step whose state was dropped, to be used again by the next start of its shape.
         self._idle: deque[_Captured] = deque(maxlen=1)
         self._bank: _Prefilled | None = None

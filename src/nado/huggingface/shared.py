@@ -17,7 +17,7 @@ from nado.warpers import Warpers
 _SCORE_BUDGET = 2**28
 # How far, in total variation, a batched and cached step may be from one row read whole: in float32, and
 # in anything less precise. An architecture that reads padding, or ignores its cache, is farther.
-_FAITHFUL = (0.01, 0.1)
+FAITHFUL = (0.01, 0.1)
 _PROBE_TOKENS = 8
 # Tokenizers over one vocabulary can still read texts differently: the digest has how this one is read.
 _TEXT = "The café's\tcats  ran 12 miles. <s>"
@@ -176,7 +176,7 @@ class HuggingFaceModel:
             alone = torch.cat([self._logits_alone(row, last) for row in rows])
         gaps = torch.stack([stepped, scored]).float().softmax(-1) - alone.float().softmax(-1)
         distance = gaps.abs().sum(-1).max() / 2
-        if distance > _FAITHFUL[alone.dtype != torch.float32]:
+        if distance > FAITHFUL[alone.dtype != torch.float32]:
             raise InputError(
                 "a model that gives padded rows the probabilities they have alone",
                 f"{type(self.model).__name__}, where they differ by {float(distance):.2f} in total variation",
