@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nado.errors import InputError, MismatchError, OracleError
-from nado.labeling import Labels, Rows, join_labels, label_batches
+from nado.labeling import Labels, Rows, join_labels, label, label_batches
 from nado.language_model import LanguageModel
 from nado.oracles.protocol import Oracle
 from nado.progress import Listener, Meter
@@ -203,6 +203,31 @@ def _collect(answers: Iterator[Labels], meter: Meter) -> Labels:
         meter.count(len(labels))
         batches.append(labels)
     return join_labels(batches)
+
+
+def relabel(
+    samples: Samples, oracle: Oracle, *, model: LanguageModel[Any] | None = None, prefixes: bool = False
+) -> Samples:
+    """The same samples with another oracle's labels, in memory; arguments as for `label_samples`."""
+    if prefixes and model is None:
+        raise InputError("the model the samples were drawn from", "none", "Give model=.")
+    texts = None if not prefixes or model is None else decode_prefixes(model, samples.ragged("tokens"))
+    labels = label(
+        oracle,
+        samples.strings("condition"),
+        samples.strings("text"),
+        finished=samples.array("finished"),
+        prefixes=texts,
+    )
+    answered = _to_table(samples.table["row"], labels)
+    table = samples.table
+    for name in LABEL_SCHEMA.names:
+        if name in table.column_names and name != "row":
+            table = table.drop_columns([name])
+    for name in LABEL_SCHEMA.names:
+        if name != "row":
+            table = table.append_column(LABEL_SCHEMA.field(name), answered[name])
+    return Samples(table, samples.uncorrected)
 
 
 def _to_table(rows: pa.ChunkedArray, labels: Labels) -> pa.Table:

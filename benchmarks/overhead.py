@@ -1,0 +1,161 @@
+"""What guidance costs: seconds a token, guided against the base alone, same `generate`, same run.
+
+Both sides sample 32 tokens a text at every batch size, base and guided in turns, and the median of the turns
+counts. Guides have random weights: what is learned costs nothing. "with oracle" is a guide that is told which
+keywords are missing at every step, exact end on; the others ask no oracle.
+
+    python benchmarks/overhead.py --model FOLDER_OR_GGUF [--billion]
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from nado.guidance import Guidance
+from nado.guide import Guide, GuideConfig
+from nado.guided import GuidedModel
+from nado.huggingface import CausalModel, load_model
+from nado.huggingface.reading import HuggingFaceReader
+from nado.oracles import Keywords
+from recording import record
+
+WORDS = ["dog", "ball", "beach", "man", "woman", "park", "run", "throw", "car", "tree", "water", "guitar"]
+GUIDES: dict[str, dict[str, Any]] = {
+    "4x768": {"size": 768, "layers": 4, "heads": 12},
+    "light": {"reads": "light", "size": 512},
+    "4x768 with oracle": {
+        "size": 768,
+        "layers": 4,
+        "heads": 12,
+        "progress_bits": 3,
+        "named_parts": True,
+    },
+    "light with oracle": {"reads": "light", "size": 512, "progress_bits": 3, "named_parts": True},
+}
+
+
+def main() -> None:
+    options = parse()
+    torch.manual_seed(0)
+    model = load_model(options.model, length_limit=options.limit)
+    assert isinstance(model, CausalModel)
+    where = "h200" if model.device.type == "cuda" else "cpu"
+    timings = {"135M": measure(model, options, list(GUIDES), options.batches)}
+    if options.billion:
+        timings["1B"] = measure(billion(model, options), options, ["light"], [max(options.batches)])
+    largest = f"b{max(options.batches)}"
+    found = timings["135M"][largest]
+    metrics: dict[str, Any] = {f"timings_{where}": timings}
+    if where == "cpu":
+        metrics["time_ratio_cpu_light"] = found["light"]["ratio"]
+    else:
+        metrics[f"time_ratio_h200_{largest}_4x768"] = found["4x768"]["ratio"]
+        metrics[f"time_ratio_h200_{largest}_light"] = found["light"]["ratio"]
+        if options.billion:
+            metrics[f"time_ratio_h200_{largest}_1b"] = timings["1B"][largest]["light"]["ratio"]
+    print(json.dumps(metrics, indent=2))
+    record("overhead", metrics, output=options.output)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--limit", type=int, default=32)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--billion", action="store_true", help="also beside a base of a billion parameters")
+    parser.add_argument("--cache", choices=["dynamic", "static"], default="dynamic")
+    parser.add_argument("--output", type=Path)
+    return parser.parse_args()
+
+
+def billion(like: CausalModel, options: argparse.Namespace) -> CausalModel:
+    """A Llama of 1.1 billion parameters with random weights and the other model's tokenizer."""
+    config = LlamaConfig(
+        vocab_size=like.vocabulary_size,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+        eos_token_id=like.eos_id,
+        dtype=like.model.dtype,
+    )
+    with torch.device(like.device):
+        large = LlamaForCausalLM(config).to(like.model.dtype).eval()
+    return CausalModel(large, like.tokenizer, length_limit=options.limit)
+
+
+def measure(
+    model: CausalModel, options: argparse.Namespace, names: list[str], batches: list[int]
+) -> dict[str, Any]:
+    reader = HuggingFaceReader(model)
+    guided = {name: guide_model(reader, name) for name in names}
+    return {f"b{batch}": measure_batch(model, guided, options, batch) for batch in batches}
+
+
+def guide_model(reader: HuggingFaceReader, name: str) -> GuidedModel:
+    guide = Guide(GuideConfig.for_reader(reader, **GUIDES[name]))
+    for parameter in (guide.head.vector.weight, guide.head.bias.weight):
+        torch.nn.init.normal_(parameter, std=1e-3)
+    guide = guide.to(reader.model.device, reader.model.model.dtype).attach(reader)
+    asks = "oracle" in name
+    return GuidedModel(
+        reader.model, guide, guidance=Guidance(exact_end=asks), oracle=Keywords() if asks else None
+    )
+
+
+def measure_batch(
+    model: CausalModel, guided: dict[str, GuidedModel], options: argparse.Namespace, batch: int
+) -> dict[str, Any]:
+    sets = [[WORDS[(3 * row + part) % len(WORDS)] for part in range(3)] for row in range(batch)]
+    prompts = [" ".join(words) + " =" for words in sets]
+    conditions = [", ".join(words) for words in sets]
+    ids, mask = model._pad_left(model.encode(prompts))
+    common: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": mask.long(),
+        "do_sample": True,
+        "top_k": 0,
+        "min_new_tokens": options.limit - 1,  # nobody stops early; step L is for EOS alone
+        "max_new_tokens": options.limit,
+        "pad_token_id": model.eos_id,
+    }
+    if options.cache == "static":
+        common["cache_implementation"] = "static"
+    ways: dict[str, Callable[[], Any]] = {"base": lambda: model.model.generate(**common)}
+    for name, each in guided.items():
+        ways[name] = lambda each=each: each.generate(conditions=conditions, **common)  # type: ignore[misc]
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(options.turns + 1):
+        for name, run in ways.items():
+            began = time.perf_counter()
+            run()
+            if model.device.type == "cuda":
+                torch.cuda.synchronize()
+            if turn:  # the first one warms up
+                seconds[name].append(time.perf_counter() - began)
+    base = statistics.median(seconds["base"])
+    found = {
+        name: {
+            "ms_per_step": 1e3 * statistics.median(values) / options.limit,
+            "ratio": statistics.median(values) / base,
+        }
+        for name, values in seconds.items()
+    }
+    print(f"batch {batch}:", {name: round(each["ratio"], 3) for name, each in found.items()}, flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()
