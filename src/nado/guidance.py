@@ -86,19 +86,31 @@ def guide_step(
     answers about the texts as they stand, for an exact end: they replace R(EOS).
     """
     log_r = at_least_float32(log_r)
-    if guidance.exact_end:
-        assert stops is not None
-        assert eos_id is not None
-        answers = torch.where(stops, 0.0, -math.inf).to(log_r.dtype)
-        ends = torch.arange(log_r.shape[-1], device=log_r.device) == eos_id
-        log_r = torch.where(ends, answers.unsqueeze(-1), log_r)
     if guidance.soft:
         assert soft is not None
         factor = soft_log_r(log_r, soft)
+    elif guidance.strength == 1:
+        factor = log_r
     else:
         factor = apply_strength(log_r, guidance.strength)
+    if not guidance.exact_end:
+        return GuidedStep(*guided_distribution(log_p, factor), factor)
+    assert stops is not None
+    assert eos_id is not None
+    # After the strength: 0 leaves the guide out, not the oracle.
+    ends = torch.arange(log_r.shape[-1], device=log_r.device) == eos_id
+    answers = torch.where(stops, 0.0, -math.inf).to(log_r.dtype)
+    factor = torch.where(ends, answers.unsqueeze(-1), factor)
     log_q, log_s = guided_distribution(log_p, factor)
-    return GuidedStep(log_q, log_s, factor)
+    lost = torch.isneginf(log_s).unsqueeze(-1)
+    return GuidedStep(torch.where(lost, _going_on(log_q, ends), log_q), log_s, factor)
+
+
+def _going_on(log_p: Tensor, ends: Tensor) -> Tensor:
+    """p without EOS: a text that cannot be satisfied any more is cut at the limit rather than finished."""
+    others = log_p.masked_fill(ends, -math.inf)
+    rest = others.logsumexp(dim=-1, keepdim=True)
+    return torch.where(torch.isneginf(rest), log_p, others - rest)
 
 
 def begin_soft(log_p: Tensor, log_r: Tensor, guidance: Guidance) -> SoftCoefficients | None:

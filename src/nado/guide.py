@@ -304,18 +304,19 @@ class Guide(Composable, PreTrainedModel):
     ) -> Tensor:
         """Features (B, n, size) of the next n positions, given as `text_inputs`.
 
-        `mask` says what of the cache, these positions included, may be looked at; `positions` (B, n) count
-        the condition's tokens too.
+        `mask` says what of the cache, these positions included, may be looked at, None all of it;
+        `positions` (B, n) count the condition's tokens too.
         """
         if isinstance(self.body, _LightBody):
             count = known.mask.sum(1, keepdim=True).clamp(min=1)
             pooled = (known.inputs * known.mask[..., None]).sum(1) / count
             return self.body.mix(text, pooled[:, None, :])
-        assert mask is not None
         assert positions is not None
         return self._run_body(text, mask, positions, cache)
 
-    def _run_body(self, inputs: Tensor, mask: Tensor, positions: Tensor, cache: Cache | None) -> Tensor:
+    def _run_body(
+        self, inputs: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache | None
+    ) -> Tensor:
         output = self.body(
             inputs_embeds=inputs,
             attention_mask=mask,
