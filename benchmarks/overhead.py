@@ -111,7 +111,7 @@ def guide_model(reader: HuggingFaceReader, name: str) -> GuidedModel:
     guide = guide.to(reader.model.device, reader.model.model.dtype).attach(reader)
     asks = "oracle" in name
     return GuidedModel(
-        reader.model, guide, guidance=Guidance(exact_end=asks), oracle=Keywords() if asks else None
+        reader.model, guide, guidance=Guidance(exact_end=asks), oracle=Keywords(inflections=False) if asks else None
     )
 
 

@@ -1,13 +1,15 @@
 """Heads: the chunked sums and their gradients equal a plain computation over the whole vocabulary."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from nado import heads
 from nado.decomposition import close_at_limit, expected_log_r, log_one_minus
-from nado.heads import Head, Step
+from nado.heads import Head, Scores, Step
 
 V, SIZE, BASE, RANK, N, EOS = 37, 12, 10, 4, 29, 3
 KINDS = list(itertools.product(("sigmoid", "norm"), ("tied", "low_rank", "own")))
@@ -111,3 +113,18 @@ def test_log_r_is_never_above_0() -> None:
     for kind, matrix in KINDS:
         head, embeddings, features, log_p, _, _ = build(kind, matrix)
         assert head.log_r(head.scores(10 * features, embeddings), log_p).max() <= 0
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "norm"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_is_left_of_a_chunk_keeps_nothing_of_the_vocabularys_size_alive(kind: Any, frozen: bool) -> None:
+    """A column of log p is a view: 15 chunks of it were 8 GB."""
+    positions, vocabulary = 5, 1000
+    scores = Scores(
+        torch.randn(positions, 8, requires_grad=True),
+        torch.randn(positions),
+        torch.randn(vocabulary, 8, requires_grad=not frozen),
+    )
+    sums = heads._norm_sums if kind == "norm" else heads._sigmoid_sums
+    for left in sums(scores, torch.randn(positions, vocabulary), 3):
+        assert left.untyped_storage().nbytes() <= 8 * positions

@@ -201,6 +201,7 @@ def distil(run: Run, teacher: Path, folder: Path) -> dict[str, Any]:
                 break
             rows = range(first, min(first + settings.part, settings.draws))
             table, count = draw_part(model, prompts, rows, settings)
+            require_endings(table)
             write_table(path, table)
             tokens += count
         run.say(f"  {path.name}: {tokens / (time.perf_counter() - began):,.0f} tokens/s")
@@ -210,6 +211,16 @@ def distil(run: Run, teacher: Path, folder: Path) -> dict[str, Any]:
     write_table(folder / "kept.parquet", pa.table({"text": kept}))
     shown = drawn["text"].slice(0, 50).to_pylist()
     return {"left": left, "prompts": len(prompts), "first_drawn": [text.strip() for text in shown]}
+
+
+def require_endings(table: pa.Table) -> None:
+    """Stop before minutes are spent on texts that no filter will let through."""
+    ended = float(np.mean(table["finished"].to_numpy()))
+    if ended < 0.5:
+        raise SystemExit(
+            f"only {ended:.1%} of the teacher's sentences end: it was taught another end token than it is "
+            f"asked for. The first one: {table['text'][0].as_py()!r}"
+        )
 
 
 def draw_part(
@@ -313,6 +324,8 @@ def open_teacher(run: Run) -> tuple[Any, PreTrainedTokenizerBase]:
         cuda_graphs=False,
     )
     loaded.model.set_attn_implementation("sdpa")
+    # A converted tokenizer may name another token than the one the model ends its texts with.
+    loaded.tokenizer.eos_token = loaded.tokenizer.convert_ids_to_tokens(loaded.eos_id)
     return loaded.model.requires_grad_(True), loaded.tokenizer
 
 

@@ -185,10 +185,17 @@ def _elementwise(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """All that happens between the two matrix products: sums over V, and the slope that stays (n, V)."""
     shifted = logits.float() + biases[:, None]
-    log_p = base_logits.float().log_softmax(dim=-1)
+    log_p, log_p_eos = _normalise(base_logits, eos_id)
     p, r, not_r = log_p.exp(), shifted.sigmoid(), (-shifted).sigmoid()
     slope = p * r * not_r
-    return (p * r).sum(-1), (p * not_r).sum(-1), slope.to(logits.dtype), slope.sum(-1), log_p[:, eos_id]
+    return (p * r).sum(-1), (p * not_r).sum(-1), slope.to(logits.dtype), slope.sum(-1), log_p_eos
+
+
+def _normalise(base_logits: Tensor, eos_id: int) -> tuple[Tensor, Tensor]:
+    """log p (n, V) and, apart from it, that of EOS (n,): a column of log p would keep all of it alive."""
+    base_logits = base_logits.float()
+    total = base_logits.logsumexp(dim=-1)
+    return base_logits - total[:, None], base_logits[:, eos_id] - total
 
 
 @cache
@@ -222,9 +229,9 @@ def _plain_norm_sums(
     vectors: Tensor, s: Tensor, matrix: Tensor, base_logits: Tensor, eos_id: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     a = (vectors.to(matrix.dtype) @ matrix.T).float()
-    log_p = base_logits.float().log_softmax(dim=-1)
+    log_p, log_p_eos = _normalise(base_logits, eos_id)
     log_r = _norm_log_r(a, s, log_p)
-    return (log_p + a).logsumexp(dim=-1), (log_p.exp() * log_r.clamp(min=0)).sum(dim=-1), log_p[:, eos_id]
+    return (log_p + a).logsumexp(dim=-1), (log_p.exp() * log_r.clamp(min=0)).sum(dim=-1), log_p_eos
 
 
 def _norm_step(s: Tensor, named: Tensor, sums: Sums, at_limit: Tensor, impossible: Tensor) -> Step:

@@ -52,7 +52,8 @@ def _invert(scores: Tensor, top: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]
     block = _first_above(edges, target, blocks)
     before = edges.gather(-1, block) - blocks.gather(-1, block)
 
-    columns = block * _BLOCK + torch.arange(_BLOCK, device=scores.device)  # (B, _BLOCK)
+    width = min(_BLOCK, scores.shape[-1])
+    columns = block * _BLOCK + torch.arange(width, device=scores.device)  # (B, width)
     inside = columns < scores.shape[-1]
     # From the scores again, not from the whole exponentiated tensor: a compiler then never stores that.
     near = scores.gather(-1, columns.clamp(max=scores.shape[-1] - 1))
