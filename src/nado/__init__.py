@@ -10,67 +10,124 @@ __version__ = "0.1.0"
 _HOMES = {
     "CausalModel": "nado.huggingface",
     "EncoderDecoderModel": "nado.huggingface",
+    "Guidance": "nado.guidance",
+    "Guide": "nado.guide",
+    "GuideConfig": "nado.guide",
+    "GuidedLanguageModel": "nado.guided_language_model",
+    "GuidedModel": "nado.guided",
+    "HuggingFaceReader": "nado.huggingface.reading",
     "LanguageModel": "nado.language_model",
     "NadoError": "nado.errors",
     "Oracle": "nado.oracles",
     "Prompt": "nado.prompts",
     "Proposal": "nado.proposals",
+    "RoundsConfig": "nado.rounds",
     "Samples": "nado.samples",
     "TabularModel": "nado.exact",
+    "TrainingConfig": "nado.training",
+    "TrainingData": "nado.training_data",
     "Warpers": "nado.warpers",
     "audit": "nado.oracles",
+    "curriculum": "nado.rounds",
+    "diagnose": "nado.exact_sampling",
     "draw": "nado.drawing",
+    "draw_weighted": "nado.exact_sampling",
     "guided_mixture": "nado.proposals",
     "import_samples": "nado.importing",
     "label_samples": "nado.sample_labels",
+    "load": "nado.guided",
+    "load_guide": "nado.guide_files",
     "load_model": "nado.huggingface",
     "load_oracle": "nado.oracles",
     "oracle": "nado.oracles",
     "progress_bar": "nado.progress",
     "read_prompts": "nado.prompts",
     "read_samples": "nado.samples",
+    "reject": "nado.exact_sampling",
+    "resample": "nado.exact_sampling",
+    "save_guide": "nado.guide_files",
+    "smc": "nado.exact_sampling",
+    "split_by_prompt": "nado.training_data",
     "tempered": "nado.proposals",
+    "train": "nado.training",
+    "train_in_rounds": "nado.rounds",
+    "training_bar": "nado.trackers",
+    "verified": "nado.exact_sampling",
 }
 
 __all__ = [
     "CausalModel",
     "EncoderDecoderModel",
+    "Guidance",
+    "Guide",
+    "GuideConfig",
+    "GuidedLanguageModel",
+    "GuidedModel",
+    "HuggingFaceReader",
     "LanguageModel",
     "NadoError",
     "Oracle",
     "Prompt",
     "Proposal",
+    "RoundsConfig",
     "Samples",
     "TabularModel",
+    "TrainingConfig",
+    "TrainingData",
     "Warpers",
     "__version__",
     "audit",
+    "curriculum",
+    "diagnose",
     "draw",
+    "draw_weighted",
     "guided_mixture",
     "import_samples",
     "label_samples",
+    "load",
+    "load_guide",
     "load_model",
     "load_oracle",
     "oracle",
     "progress_bar",
     "read_prompts",
     "read_samples",
+    "reject",
+    "resample",
+    "save_guide",
+    "smc",
+    "split_by_prompt",
     "tempered",
+    "train",
+    "train_in_rounds",
+    "training_bar",
+    "verified",
 ]
 
 if TYPE_CHECKING:
     from nado.drawing import draw
     from nado.errors import NadoError
     from nado.exact import TabularModel
+    from nado.exact_sampling import diagnose, draw_weighted, reject, resample, smc, verified
+    from nado.guidance import Guidance
+    from nado.guide import Guide, GuideConfig
+    from nado.guide_files import load_guide, save_guide
+    from nado.guided import GuidedModel, load
+    from nado.guided_language_model import GuidedLanguageModel
     from nado.huggingface import CausalModel, EncoderDecoderModel, load_model
+    from nado.huggingface.reading import HuggingFaceReader
     from nado.importing import import_samples
     from nado.language_model import LanguageModel
     from nado.oracles import Oracle, audit, load_oracle, oracle
     from nado.progress import progress_bar
     from nado.prompts import Prompt, read_prompts
     from nado.proposals import Proposal, guided_mixture, tempered
+    from nado.rounds import RoundsConfig, curriculum, train_in_rounds
     from nado.sample_labels import label_samples
     from nado.samples import Samples, read_samples
+    from nado.trackers import training_bar
+    from nado.training import TrainingConfig, train
+    from nado.training_data import TrainingData, split_by_prompt
     from nado.warpers import Warpers
 
 
