@@ -128,3 +128,25 @@ def test_what_is_left_of_a_chunk_keeps_nothing_of_the_vocabularys_size_alive(kin
     sums = heads._norm_sums if kind == "norm" else heads._sigmoid_sums
     for left in sums(scores, torch.randn(positions, vocabulary), 3):
         assert left.untyped_storage().nbytes() <= 8 * positions
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "norm"])
+def test_vocabularies_of_262144_tokens(kind: Any) -> None:
+    """As large as any in use: sums a few positions at a time equal those over all of them at once."""
+    vocabulary, generator = 262_144, torch.Generator().manual_seed(0)
+    head = Head(kind, "tied", SIZE, BASE, vocabulary, RANK)
+    torch.nn.init.normal_(head.vector.weight, std=0.3, generator=generator)
+    embeddings = torch.randn(vocabulary, BASE, generator=generator)
+    scores = head.scores(torch.randn(5, SIZE, generator=generator), embeddings)
+    logits = torch.randn(5, vocabulary, generator=generator)
+    chosen, at_limit = torch.tensor([0, 1, 100_000, 262_143, EOS]), torch.zeros(5, dtype=torch.bool)
+    few, all_at_once = (
+        head.reduce(scores, lambda rows: logits[rows], chosen, at_limit, EOS, chunk=chunk) for chunk in (2, 5)
+    )
+    log_p = logits.log_softmax(-1)
+    log_r = head.log_r(scores, log_p)
+    for one, other in zip(few, all_at_once, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    if kind == "sigmoid":
+        assert torch.allclose(few.log_s, expected_log_r(log_p, log_r), atol=1e-5)
+    assert torch.allclose(few.log_r, log_r.gather(1, chosen[:, None])[:, 0], atol=1e-5)

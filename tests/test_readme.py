@@ -8,21 +8,36 @@ import pytest
 import small_models
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+GENERATING = README.parent / "docs" / "generating.md"
+HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def run_python_of(page: Path, folder: Path) -> None:
+    """Run the page's one block of Python with a small model in place of the hub's."""
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert HUB_NAME in block
+    model = small_models.save("llama", folder / "model")
+    exec(compile(block.replace(HUB_NAME, str(model)), page.name, "exec"), {})
 
 
 def test_the_python_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 1
-    name = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert name in blocks[0]
-    folder = small_models.save("llama", tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    exec(compile(blocks[0].replace(name, str(folder)), "README.md", "exec"), {})
+    run_python_of(README, tmp_path)
     assert re.fullmatch(
         r"\d+\.\d% of p's texts end within 32 tokens and have all keywords\n", capsys.readouterr().out
     )
+
+
+def test_the_python_of_the_page_on_generating_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_python_of(GENERATING, tmp_path)
+    printed = capsys.readouterr().out
+    assert printed.count("dog") + printed.count("False") >= 4
+    assert "verified" in printed or "not found" in printed
 
 
 def test_every_file_the_readme_links_to_is_there() -> None:
