@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nado.errors import InputError
@@ -166,16 +167,15 @@ class TrainingData:
         if "stops" in names and samples.table["stops"].null_count == 0:
             self.stops = _padded(samples.ragged("stops"), self.lengths).bool()
         if bits:
-            flat = samples.ragged("progress")
-            self.progress = torch.full((*self.tokens.shape, bits), -1, dtype=torch.int8)
-            for row, length in enumerate(self.lengths.tolist()):
-                own = torch.from_numpy(flat.row(row).astype(np.int8)).view(length, -1)
-                self.progress[row, :length, : own.shape[1]] = own
-            parts = samples.ragged("parts")
-            self.parts = torch.full((len(self), bits), -1, dtype=torch.int8)
-            for row in range(len(self)):
-                own_parts = torch.from_numpy(parts.row(row).astype(np.int8))
-                self.parts[row, : len(own_parts)] = own_parts
+            lengths = self.lengths.numpy()
+            inside = np.arange(self.tokens.shape[1])[None, :] < lengths[:, None]
+            progress = np.full((*inside.shape, bits), -1, dtype=np.int8)
+            _spread_bits(progress, samples.ragged("progress"), lengths, inside)
+            self.progress = torch.from_numpy(progress)
+            parts = np.full((len(self), 1, bits), -1, dtype=np.int8)
+            ones = np.ones_like(lengths)
+            _spread_bits(parts, samples.ragged("parts"), ones, ones[:, None] > 0)
+            self.parts = torch.from_numpy(parts[:, 0])
 
     def merge_equal(self) -> None:
         """Let one row stand for all equal texts of a prompt with equal labels: the same losses, less work.
@@ -326,6 +326,23 @@ def _padded(column: Ragged, lengths: Tensor) -> Tensor:
     inside = np.arange(width)[None, :] < lengths.numpy()[:, None]
     padded[inside] = column.values
     return torch.from_numpy(padded)
+
+
+def _spread_bits(
+    target: NDArray[np.int8], column: Ragged, lengths: NDArray[np.int64], inside: NDArray[np.bool_]
+) -> None:
+    """Write each row's bits, `lengths` (S,) times as many as it has parts, into `target` (S, T, bits).
+
+    Rows with equally many parts are written together: there are a handful of such numbers, and may be a
+    million rows.
+    """
+    sizes = np.diff(column.offsets)
+    counts = sizes // lengths  # bits at each position of a row
+    for count in np.unique(counts):
+        rows = counts == count
+        own = np.full((int(lengths[rows].sum()), target.shape[2]), -1, dtype=np.int8)
+        own[:, :count] = column.values[np.repeat(rows, sizes)].reshape(len(own), count)
+        target[inside & rows[:, None]] = own
 
 
 def _require_both_labels(satisfied: Tensor) -> None:

@@ -1,0 +1,395 @@
+"""The CommonGen study in one command: fine-tune, draw, label, train guides, decode dev, score, measure costs.
+
+    python recipes/commongen/run_commongen.py --base smollm2.gguf --data DATA --work WORK --output OUT
+
+Each stage leaves its result in WORK and is not done again when the command is repeated with the same
+settings; one that was interrupted goes on. With `--deadline` guides are trained for as long as leaves time
+for everything else. What is small goes to OUT as soon as it is there: results, texts, adapter, light guide.
+"""
+
+import argparse
+import gzip
+import json
+import tarfile
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from concept_sets import ConceptSet, read_sets
+from dev_decoding import Written, write_base, write_guided
+from drawn_texts import cut_chunks, describe, draw_chunks, draw_labelled, rates, read_chunks
+from fine_tuning import fine_tune, load_base
+from guide_training import (
+    GuideData,
+    build_guide,
+    open_guide,
+    plan_steps,
+    prepare,
+    seconds_a_step,
+    share_time,
+    train_guide,
+)
+from progress_log import Clock, Stages
+from results_page import envelope
+from sampling_costs import choose, compare_with_rejection, measure_soft_rates
+from side_work import TextMaker, TextScores, Workers, label_folder, score_texts
+from study_settings import BASE, UNTRAINED, CostSettings, GuideSettings, Row, RowSettings, read_settings
+from table_rows import Scored, gain_share, score_log_p, table_row
+
+from nado.guide import Guide
+from nado.guided import GuidedModel
+from nado.huggingface.reading import HuggingFaceReader
+from nado.oracles import Keywords
+from nado.samples import Samples, read_samples
+from nado.storage import digest_file, digest_json, read_json, write_atomically, write_json
+from nado.versions import versions
+
+# Seconds kept free before the deadline: for a line of the table, for each guide's files, for the rest.
+_ROW_SECONDS = {"greedy": 4.0, "sample": 6.0, "beam": 15.0}
+_FILE_SECONDS = 12.0
+_LAST_SECONDS = 45.0
+_COST_SECONDS = 20.0  # without as many left, costs are not measured
+
+
+class Study:
+    """One call of the script: settings, data, stages, and what was found so far."""
+
+    def __init__(self, options: argparse.Namespace, workers: Workers) -> None:
+        self.settings = read_settings(options.settings)
+        self.base, self.output, self.workers = options.base, options.output, workers
+        self.clock = Clock(options.output / "run.log", deadline=options.deadline, compiled=options.compile)
+        self.train, self.dev = (read_sets(options.data / name) for name in ("train.jsonl.gz", "dev.jsonl"))
+        self.train = self.train[: self.settings.draw.sets or None]
+        self.oracle = Keywords(forms=options.data / "concept_forms.json")
+        inputs = [digest_json([Path(self.base).name, self.settings.base.length_limit])]
+        inputs += [digest_file(options.data / name) for name in _FILES]
+        self.stages = Stages(options.work, digest_json(inputs), self.clock)
+        self.reported = np.array([each.reported for each in self.dev])
+        self.scores: dict[Row, Future[TextScores]] = {}
+        self.written: dict[Row, tuple[Written, list[Any]]] = {}
+        self.labels: list[Future[float]] = []
+        self.costs: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """Everything, in an order that keeps the GPU busy while processes label."""
+        self.clock.say(f"{len(self.train):,} training sets, {len(self.dev):,} dev sets, {self.clock.device}")
+        self.adapt()
+        self.draw()
+        self.decode(BASE)
+        self.draw_dev()
+        self.decode(UNTRAINED)
+        waiting = list(self.settings.guides)
+        while waiting:
+            self.train_one(waiting)
+            self.decode(waiting.pop(0))
+            self.write_results()
+        self.measure_costs()
+        self.write_results()
+        self.clock.say("done")
+
+    # --- p ----------------------------------------------------------------------------------------------
+
+    def adapt(self) -> None:
+        """Fine-tune the base."""
+        config = {"adapter": asdict(self.settings.adapter)}
+        folder = self.stages.run(
+            "adapter",
+            config,
+            [],
+            lambda folder: fine_tune(
+                self.clock,
+                self.base,
+                self.train,
+                self.dev,
+                folder / "adapter",
+                self.settings.adapter,
+                length_limit=self.settings.base.length_limit,
+            ),
+        )
+        pack(folder / "adapter", self.output / "adapter.tar")
+
+    @cached_property
+    def model(self) -> Any:
+        """p."""
+        folder = self.stages.folder / "adapter" / "adapter"
+        limit = self.settings.base.length_limit
+        return load_base(self.base, folder, length_limit=limit, device=self.clock.device)
+
+    @cached_property
+    def reader(self) -> HuggingFaceReader:
+        """p as guides read it."""
+        return HuggingFaceReader(self.model)
+
+    # --- samples ----------------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        """Draw from p for the training sets; labels are on their way when this returns."""
+        chunks = cut_chunks(self.train, self.settings.draw)
+
+        def work(folder: Path) -> dict[str, Any]:
+            self.labels = draw_chunks(
+                self.clock, self.model, chunks, folder, self.settings.draw, self.oracle, self.workers
+            )
+            return {"chunks": len(chunks)}
+
+        folder = self.stages.run("samples", asdict(self.settings.draw), ["adapter"], work)
+        if not self.labels:  # drawn before, but perhaps not labelled
+            maker = TextMaker(self.model)
+            for each in sorted(folder.glob("chunk-*")):
+                self.labels.append(self.workers.submit(label_folder, each, self.oracle, maker))
+
+    def draw_dev(self) -> None:
+        """Draw from p for the dev sets."""
+        settings = self.settings.draw
+
+        def work(folder: Path) -> dict[str, Any]:
+            samples = draw_labelled(
+                self.model,
+                [each.prompt for each in self.dev],
+                folder / "p",
+                self.oracle,
+                samples=settings.dev_samples,
+                seed=settings.seed + 1,
+                batch=settings.batch,
+            )
+            return describe(samples)
+
+        self.stages.run("dev_samples", asdict(settings), ["adapter"], work)
+
+    @cached_property
+    def samples(self) -> Samples:
+        """Labelled samples of p for the training sets."""
+        for each in self.labels:
+            each.result()
+        samples = read_chunks(self.stages.folder / "samples")
+        self.clock.say(f"labelled: {json.dumps(describe(samples))}")
+        return samples
+
+    @cached_property
+    def data(self) -> GuideData:
+        """What guides learn from."""
+        draw = self.settings.draw
+        found = prepare(self.samples, self.reader, self.oracle, held_out=draw.held_out, seed=draw.seed)
+        self.clock.say(f"  {len(found.learned):,} texts to learn from, {len(found.judged):,} held out")
+        return found
+
+    # --- guides -----------------------------------------------------------------------------------------
+
+    def train_one(self, waiting: Sequence[str]) -> None:
+        """Train the first of the waiting guides, for its share of the time that is left."""
+        name, several = waiting[0], [self.settings.guides[each] for each in waiting]
+        settings = several[0]
+
+        def work(folder: Path) -> dict[str, Any]:
+            data = self.data.bare() if settings.bare else self.data
+            a_step = seconds_a_step(self.fresh_guide(settings, data), self.reader, data, settings)
+            seconds = share_time(self.clock, several, self.reserve(waiting))
+            steps = plan_steps(folder, settings, seconds, a_step)
+            self.clock.say(f"{name}: {steps} steps of {1e3 * a_step:.1f} ms in {seconds:.0f} s")
+            guide = self.fresh_guide(settings, data)
+            return train_guide(self.clock, guide, self.reader, data, self.oracle, settings, steps, folder)
+
+        folder = self.stages.run(f"guide-{name}", asdict(settings), ["samples"], work)
+        if self.settings.costs is not None and name == self.settings.costs.light:
+            pack(folder / "guide", self.output / f"guide-{name}.tar")
+
+    def reserve(self, waiting: Sequence[str]) -> float:
+        """Seconds that everything but training will take from now on."""
+        rows = [row for name in waiting for row, _ in self.settings.rows_of(name)]
+        return sum(_ROW_SECONDS[row.decoding] for row in rows) + _FILE_SECONDS * len(waiting) + _LAST_SECONDS
+
+    def fresh_guide(self, settings: GuideSettings, data: GuideData) -> Guide:
+        """An untrained guide."""
+        return build_guide(self.reader, self.oracle, settings, data, Path(self.base).name)
+
+    def guide(self, system: str) -> Guide:
+        """The guide of a system, as it was saved; the untrained one has the first guide's shape."""
+        if system == UNTRAINED:
+            settings = next(iter(self.settings.guides.values()))
+            return self.fresh_guide(settings, self.data.bare() if settings.bare else self.data)
+        return open_guide(self.stages.folder / f"guide-{system}", self.reader, self.oracle)
+
+    # --- the table --------------------------------------------------------------------------------------
+
+    def decode(self, system: str) -> None:
+        """Write the texts of all lines of one system; processes score them meanwhile."""
+        guided: list[GuidedModel] = []  # made for the first line that is not there yet
+
+        def work(row: Row, settings: RowSettings, folder: Path) -> dict[str, Any]:
+            if system == BASE:
+                written = write_base(self.model, self.dev, row, settings)
+            else:
+                if not guided:
+                    guided.append(GuidedModel(self.model, self.guide(system), oracle=self.oracle))
+                written = write_guided(guided[0], self.dev, row, settings)
+            log_p = [each.tolist() for each in score_log_p(self.model, self.dev, written)]
+            write_json(folder / "texts.json", {"written": written.describe(), "log_p": log_p})
+            return {"seconds": written.seconds, "oracle_seconds": written.oracle_seconds}
+
+        before = "adapter" if system == BASE else "samples" if system == UNTRAINED else f"guide-{system}"
+        for row, settings in self.settings.rows_of(system):
+            config = {**asdict(row), "beams": settings.beams}
+            folder = self.stages.run(
+                f"rows/{row.name}",
+                config,
+                [before],
+                partial(work, row, settings),
+            )
+            found = read_json(folder / "texts.json")
+            written = Written(**found["written"])
+            log_p = [np.array(each, dtype=np.float32) for each in found["log_p"]]
+            self.written[row] = (written, log_p)
+            self.scores[row] = self.workers.submit(score_texts, self.dev, written.texts, self.oracle)
+
+    def scored(self) -> dict[Row, Scored]:
+        """All lines there are, scored."""
+        return {
+            row: Scored(self.scores[row].result(), written, log_p)
+            for row, (written, log_p) in self.written.items()
+        }
+
+    def title(self, system: str) -> str:
+        """What a system is, in words."""
+        words = {BASE: "p, fine-tuned with LoRA", UNTRAINED: "untrained guide"}
+        return words.get(system) or self.settings.guides[system].title
+
+    # --- costs ------------------------------------------------------------------------------------------
+
+    def measure_costs(self) -> None:
+        """Base tokens for a satisfying text, and soft rates."""
+        settings = self.settings.costs
+        if settings is None:
+            return
+        if self.clock.left < _COST_SECONDS:
+            self.clock.say(f"costs: left out, {self.clock.left:.0f} s before the deadline")
+            return
+        after = ["dev_samples", f"guide-{settings.guide}"]
+        self.stages.run("costs", asdict(settings), after, lambda folder: self._costs(folder, settings))
+        self.costs = self.stages.facts["costs"]
+
+    def _costs(self, folder: Path, settings: CostSettings) -> dict[str, Any]:
+        drawn = read_samples(self.stages.folder / "dev_samples" / "p")
+        found = rates(drawn, self.settings.draw.dev_samples)
+        rare = choose(self.dev, found, settings.rare, inclusive=True)
+        middle = choose(self.dev, found, settings.middle, inclusive=False)
+        self.clock.say(f"  {len(rare)} rare and {len(middle)} middling dev sets")
+        guide = self.guide(settings.guide)
+        shared = (self.model, guide, self.oracle)
+        costs: dict[str, Any] = {"rejection": None, "soft_rates": [], "soft_rates_calibrated": []}
+        if rare:
+            costs["rejection"] = compare_with_rejection(*shared, rare, folder, settings)
+        if middle:
+            costs["soft_rates"] = measure_soft_rates(*shared, middle, folder / "as_trained", settings)
+            mended = self.stages.facts[f"guide-{settings.guide}"]["calibration"]
+            if mended is not None:
+                guide.config.calibration = (mended["scale"], mended["offset"])
+                place = folder / "calibrated"
+                costs["soft_rates_calibrated"] = measure_soft_rates(*shared, middle, place, settings)
+        return costs
+
+    # --- results ----------------------------------------------------------------------------------------
+
+    def write_results(self) -> None:
+        """Results, and the texts they were measured on."""
+        scored = self.scored()
+        bases = {row.decoding: each for row, each in scored.items() if row.system == BASE}
+        command = envelope({})["command"]
+        lines = []
+        for row, each in scored.items():
+            base = None if row.system == BASE else bases.get(row.decoding)
+            lines.append(table_row(row, self.title(row.system), each, base, self.reported, command))
+        metrics = {
+            "rows": lines,
+            "stages": {name: each for name, each in self.stages.facts.items() if not name.startswith("rows")},
+            "settings": {**self.settings.describe(), "base": Path(self.base).name},
+            "versions": versions(),
+            "seconds": round(self.clock.elapsed, 1),
+        }
+        write_json(self.output / "commongen.json", envelope(metrics))
+        write_json(self.output / "overhead.json", envelope(self.overhead(scored)))
+        write_texts(self.output / "texts.jsonl.gz", self.dev, scored)
+
+    def overhead(self, scored: dict[Row, Scored]) -> dict[str, Any]:
+        """What belongs to the benchmark of what guidance costs."""
+        settings = self.settings.costs
+        if settings is None:
+            return {}
+        found: dict[str, Any] = {}
+        rejection = self.costs.get("rejection")
+        if rejection is not None:
+            found = {
+                "base_tokens_ratio_vs_rejection": rejection["ratio"]["value"],
+                "rejection_h200" if self.clock.device.type == "cuda" else "rejection_cpu": rejection,
+            }
+        for name in ("soft_rates", "soft_rates_calibrated"):
+            found |= {name: self.costs[name]} if self.costs.get(name) else {}
+        names = (settings.light, settings.guide, BASE)
+        three = [scored.get(Row(name, "greedy", 1.0, exact_end=False)) for name in names]
+        light, main, base = three
+        if light is not None and main is not None and base is not None:
+            gain = gain_share(light, main, base, self.reported)
+            found |= {"light_gain_share": gain["value"], "light_gain_share_interval": gain}
+        return found
+
+
+_FILES = ("train.jsonl.gz", "dev.jsonl", "concept_forms.json")
+
+
+def write_texts(path: Path, dev: Sequence[ConceptSet], scored: dict[Row, Scored]) -> None:
+    """Every text of every line, none selected."""
+    lines = [
+        {"row": row.name, "id": each.number, "concepts": list(each.concepts), "text": text}
+        for row, found in scored.items()
+        for each, text in zip(dev, found.written.texts, strict=True)
+    ]
+    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    write_atomically(path, lambda partial: _write(partial, gzip.compress(content.encode("utf-8"), mtime=0)))
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def pack(folder: Path, path: Path) -> None:
+    """A folder's files as one."""
+
+    def write(partial: Path) -> None:
+        with tarfile.open(partial, "w") as archive:
+            for each in sorted(folder.iterdir()):
+                archive.add(each, arcname=f"{path.stem}/{each.name}")
+
+    write_atomically(path, write)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """All stages, one after the other."""
+    options = _parse(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    with Workers(options.workers) as workers:
+        Study(options, workers).run()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    here = Path(__file__).parent
+    parser.add_argument("--base", required=True, help="GGUF file or folder of the base model")
+    parser.add_argument("--data", type=Path, required=True, help=f"folder with {', '.join(_FILES)}")
+    parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
+    parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
+    parser.add_argument("--settings", type=Path, default=here / "main.toml", help="what is done")
+    parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
+    parser.add_argument("--workers", type=int, default=0, help="processes that label and score")
+    parser.add_argument(
+        "--no-compile", dest="compile", action="store_false", help="compile nothing on a GPU either"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,418 @@
+"""The CommonGen study: its parts, and all of it on a CPU with a random base of two layers."""
+
+import gzip
+import itertools
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nado.errors import InputError
+from nado.guide import Guide
+from nado.huggingface import CausalModel, load_model
+from nado.samples import read_samples
+from nado.storage import read_json
+from small_models import EOS, WORDS, save
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "commongen"
+sys.path.insert(0, str(RECIPE))
+
+import collect_guide  # noqa: E402
+import results_page  # noqa: E402
+import run_commongen  # noqa: E402
+from concept_sets import ConceptSet, read_sets  # noqa: E402
+from dev_decoding import Written  # noqa: E402
+from drawn_texts import cut_chunks, require_endings  # noqa: E402
+from fine_tuning import read_sentences  # noqa: E402
+from guide_training import plan_steps, share_time  # noqa: E402
+from progress_log import Clock, Stages  # noqa: E402
+from sampling_costs import choose  # noqa: E402
+from side_work import TextMaker, score_texts  # noqa: E402
+from study_settings import DrawSettings, GuideSettings, Row, RowSettings, read_settings  # noqa: E402
+from table_rows import Scored, against  # noqa: E402
+
+CONCEPTS = ["dog", "cat", "ball", "beach", "man", "woman", "park"]
+SETTINGS = """
+[base]
+length_limit = 10
+[adapter]
+epochs = 8.0
+rank = 4
+rows = 4
+width = 48
+learning_rate = 1e-2
+[draw]
+samples = 32
+large = 2
+samples_large = 64
+batch = 256
+chunk = 500
+held_out = 0.2
+dev_samples = 16
+[guides.main]
+title = "a guide of two layers"
+size = 32
+layers = 2
+heads = 4
+batch = 64
+steps = 150
+learning_rate = 3e-3
+[guides.light]
+title = "a light guide"
+reads = "light"
+size = 32
+batch = 64
+steps = 100
+learning_rate = 3e-3
+[guides.bare]
+title = "a bare guide"
+size = 32
+layers = 1
+heads = 4
+bare = true
+batch = 64
+steps = 6
+[[rows]]
+systems = ["base"]
+decodings = ["greedy", "beam"]
+beams = 2
+[[rows]]
+systems = ["untrained", "main", "light"]
+exact_end = [false, true]
+[[rows]]
+systems = ["main"]
+decodings = ["beam", "sample"]
+strengths = [2.0]
+beams = 2
+[[rows]]
+systems = ["bare"]
+[costs]
+rare = [0.0, 1.0]
+rare_samples = 4
+middle = [0.0, 1.0]
+rates = [0.5]
+rate_samples = 2
+batch = 64
+"""
+
+
+def write_data(folder: Path) -> Path:
+    """Sets of one and two concepts, with sentences in the tiny models' vocabulary."""
+    folder.mkdir()
+    pairs = [*((word,) for word in CONCEPTS), *itertools.combinations(CONCEPTS, 2)]
+    records = [
+        {
+            "id": number,
+            "concepts": list(words),
+            "targets": [f"the {' and the '.join(words)} .", f"a {' sees a '.join(words)} ."],
+        }
+        for number, words in enumerate(pairs)
+    ]
+    train, dev = records[:20], [{**each, "id": at} for at, each in enumerate(records[3:])]
+    lines = {name: "".join(json.dumps(each) + "\n" for each in some) for name, some in
+             (("train", train), ("dev", dev))}  # fmt: skip
+    (folder / "train.jsonl.gz").write_bytes(gzip.compress(lines["train"].encode()))
+    (folder / "dev.jsonl").write_text(lines["dev"], encoding="utf-8")
+    forms = {word: [word, f"{word}s"] for word in CONCEPTS}
+    (folder / "concept_forms.json").write_text(json.dumps(forms), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("commongen")
+    save("llama", folder / "base", tie_word_embeddings=True)
+    write_data(folder / "data")
+    (folder / "small.toml").write_text(SETTINGS, encoding="utf-8")
+    return folder
+
+
+def arguments(place: Path, *more: str) -> list[str]:
+    paths = {"base": "base", "data": "data", "work": "work", "output": "out", "settings": "small.toml"}
+    return [*(word for name, path in paths.items() for word in (f"--{name}", str(place / path))), *more]
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path) -> Path:
+    run_commongen.main(arguments(place))
+    return place
+
+
+def rows_of(place: Path) -> dict[str, dict[str, Any]]:
+    found = read_json(place / "out" / "commongen.json")["metrics"]["rows"]
+    names = (Row(e["system"], e["decoding"], e["strength"], e["exact_end"], e["seed"]).name for e in found)
+    return dict(zip(names, found, strict=True))
+
+
+# --- all of it ----------------------------------------------------------------------------------------
+
+
+def test_all_of_it_gives_every_line_of_the_table(finished: Path) -> None:
+    rows = rows_of(finished)
+    settings = read_settings(finished / "small.toml")
+    assert set(rows) == {row.name for section in settings.rows for row in section.rows()}
+    for row in rows.values():
+        assert row["sets"] == 20
+        assert row["sets_in_all"] == 25
+        assert 0 <= row["coverage"] <= 100
+        assert row["perplexity"] > 1
+        low, high = row["interval"]["all_covered"]
+        assert low <= row["all_covered"] <= high
+        assert ("against_base" in row) == (row["system"] != "base" and row["decoding"] != "sample")
+
+
+def test_an_untrained_guide_writes_what_the_base_writes(finished: Path) -> None:
+    """Up to the last step, where only the end can still satisfy anything."""
+    base, untrained = (
+        read_json(finished / "work" / "rows" / name / "texts.json")["written"]
+        for name in ("base-greedy", "untrained-greedy-strength1-free")
+    )
+    assert sum(base["finished"]) > 10
+    for one, other in zip(base["tokens"], untrained["tokens"], strict=True):
+        assert one[:9] == other[:9]
+
+
+def test_with_an_exact_end_every_finished_text_covers_its_concepts(finished: Path) -> None:
+    for name in ("untrained", "main", "light"):
+        row = rows_of(finished)[f"{name}-greedy-strength1-exact"]
+        assert row["all_sets"]["all_covered"] >= row["all_sets"]["finished"]
+
+
+def test_the_guide_covers_more_than_the_base(finished: Path) -> None:
+    main, base = (rows_of(finished)[name] for name in ("main-greedy-strength1-free", "base-greedy"))
+    assert main["coverage"] > base["coverage"]
+    found = read_json(finished / "out" / "overhead.json")["metrics"]
+    assert found["light_gain_share"] == pytest.approx(
+        (rows_of(finished)["light-greedy-strength1-free"]["coverage"] - base["coverage"])
+        / (main["coverage"] - base["coverage"])
+    )
+
+
+def test_costs_are_those_of_fresh_draws(finished: Path) -> None:
+    found = read_json(finished / "out" / "overhead.json")["metrics"]
+    sums = {}
+    for name in "pq":
+        samples = read_samples(finished / "work" / "costs" / name)
+        sums[name] = len(samples.ragged("tokens").values) / samples.array("satisfied").sum()
+    assert found["base_tokens_ratio_vs_rejection"] == pytest.approx(sums["p"] / sums["q"])
+    assert found["rejection_cpu"]["p"]["tokens_per_satisfying_text"]["value"] == pytest.approx(sums["p"])
+    assert [each["asked"] for each in found["soft_rates"]] == [0.5]
+    assert found["soft_rates"][0]["low"] <= found["soft_rates"][0]["got"] <= found["soft_rates"][0]["high"]
+
+
+def test_what_goes_out_is_small_and_can_be_used(finished: Path, tmp_path: Path) -> None:
+    out = finished / "out"
+    files = {"commongen.json", "overhead.json", "texts.jsonl.gz", "run.log", "adapter.tar", "guide-light.tar"}
+    assert {each.name for each in out.iterdir()} == files
+    for name in ("adapter", "guide-light"):
+        with tarfile.open(out / f"{name}.tar") as archive:
+            archive.extractall(tmp_path, filter="data")
+    model = load_model(finished / "base", adapter=tmp_path / "adapter", length_limit=10)
+    config = read_json(tmp_path / "guide-light" / "config.json")
+    assert config["base_fingerprint"] == model.fingerprint
+    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert {each.dtype for each in weights.values()} == {torch.bfloat16}
+    lines = gzip.decompress((out / "texts.jsonl.gz").read_bytes()).decode().splitlines()
+    assert len(lines) == 25 * len(rows_of(finished))
+
+
+def test_a_second_call_does_nothing_again(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_json(finished / "out" / "commongen.json")["metrics"]["rows"]
+    for name in ("fine_tune", "train_guide", "write_guided", "write_base", "prepare"):
+        monkeypatch.setattr(run_commongen, name, None)
+    run_commongen.main(arguments(finished))
+    said = capsys.readouterr().out
+    assert said.count("done before") == 3 + 3 + len(before) + 1
+    assert read_json(finished / "out" / "commongen.json")["metrics"]["rows"] == before
+
+
+def test_a_guide_of_any_size_comes_out_in_pieces(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect_guide, "_PIECE", 20_000)
+    collect_guide.main(["--work", str(finished / "work"), "--guide", "main", "--output", str(tmp_path)])
+    pieces = sorted(tmp_path.glob("guide-main.tar.*"))
+    assert len(pieces) > 1
+    (tmp_path / "whole.tar").write_bytes(b"".join(each.read_bytes() for each in pieces))
+    with tarfile.open(tmp_path / "whole.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    saved, kept = (
+        Guide.from_pretrained(folder, dtype=torch.float32).state_dict()
+        for folder in (finished / "work" / "guide-main" / "guide", tmp_path / "guide-main")
+    )
+    assert all(torch.equal(kept[name], value.half().float()) for name, value in saved.items())
+
+
+def test_the_readme_is_filled_from_the_results(finished: Path, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text((RECIPE / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+    page = [str(finished / "out"), "--readme", str(readme), "--record", "--results", str(tmp_path)]
+    (tmp_path / "overhead.json").write_text(
+        json.dumps({"metrics": {"time": 1, "light_gain_share": 9}, "runs": [
+            {"machine": "another", "metrics": ["time", "light_gain_share"]}]})
+    )  # fmt: skip
+    results_page.main(page)
+    results_page.main(page)  # twice is as once
+    text = readme.read_text(encoding="utf-8")
+    row = rows_of(finished)["main-greedy-strength1-free"]
+    assert text.count("| a guide of two layers | greedy | 1 | off |") == 1
+    assert f"| a guide of two layers | greedy | 1 | off | {row['coverage']:.1f} " in text
+    merged = read_json(tmp_path / "overhead.json")
+    assert merged["metrics"]["time"] == 1
+    assert merged["metrics"]["light_gain_share"] != 9
+    assert merged["runs"][0]["metrics"] == ["time"]
+    with pytest.raises(InputError, match="not one of each"):
+        results_page.fill(finished / "small.toml", "")
+
+
+# --- its parts ----------------------------------------------------------------------------------------
+
+
+def test_sentences_are_learned_as_they_are_drawn(place: Path) -> None:
+    """A prompt as drawing encodes it, the sentence, the model's own end; only the last two are learned."""
+    model = load_model(place / "base", length_limit=10)
+    assert isinstance(model, CausalModel)
+    sets = read_sets(place / "data" / "train.jsonl.gz")[6:8]
+    documents = read_sentences(sets, model)
+    batch = documents.pad(documents.composed)
+    pairs = [(each.prompt.prompt, target) for each in sets for target in each.targets]
+    for row, (asked, target) in enumerate(pairs):
+        prompt = model.encode([asked])[0]
+        text = model.encode_texts([target])[0]
+        whole = [*prompt, *text, EOS]
+        assert batch.tokens[row, : len(whole)].tolist() == whole
+        learned = batch.labels[row][batch.labels[row] >= 0].tolist()
+        assert learned == [*text, EOS]
+
+
+def test_large_sets_get_more_samples_and_every_prompt_is_drawn_once() -> None:
+    sets = [ConceptSet(at, ("dog", "cat", "man", "park")[: 3 + at % 2], ()) for at in range(3)]
+    sets += [ConceptSet(9 + at, (str(at),), ()) for at in range(10)]
+    chunks = cut_chunks(sets, DrawSettings(samples=2, large=4, samples_large=6, chunk=8))
+    drawn = [(prompt.condition, chunk.samples) for chunk in chunks for prompt in chunk.prompts]
+    assert dict(drawn)["dog, cat, man, park"] == 6
+    assert dict(drawn)["dog, cat, man"] == 2
+    assert len(drawn) == len(dict(drawn)) == 12
+    assert max(len(chunk.prompts) * chunk.samples for chunk in chunks) == 8
+
+
+def test_texts_that_do_not_end_stop_the_run_at_once(place: Path) -> None:
+    class Endless:
+        def array(self, name: str) -> np.ndarray:
+            return np.array([False, False, True])
+
+        def strings(self, name: str) -> list[str]:
+            return ["a dog and a dog", "", ""]
+
+    with pytest.raises(SystemExit, match=r"only 33.3% of the texts end by themselves: .* 'a dog and a dog'"):
+        require_endings(Endless())  # type: ignore[arg-type]
+
+
+def test_what_is_sent_to_other_processes_decodes_as_the_model_does(place: Path, tmp_path: Path) -> None:
+    """In a process of its own, without the model's weights."""
+    model = load_model(place / "base", length_limit=10)
+    assert isinstance(model, CausalModel)
+    rows = [[5, 6, 7, EOS, 9], [], [8, 3, 11]]
+    torch.save(TextMaker(model), tmp_path / "maker")
+    code = (
+        f"import sys, torch; sys.path.insert(0, {str(RECIPE)!r})\n"
+        f"maker = torch.load({str(tmp_path / 'maker')!r}, weights_only=False)\n"
+        f"print([maker.fingerprint, *maker.decode({rows})])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([model.fingerprint, *model.decode(rows)])
+
+
+def test_time_is_shared_and_steps_are_settled_once(tmp_path: Path) -> None:
+    clock = Clock(tmp_path / "log", deadline=1000.0)
+    guides = [GuideSettings("a", seconds=300), GuideSettings("b", seconds=100)]
+    assert share_time(clock, guides, reserve=100.0) == 300
+    assert share_time(clock, guides, reserve=800.0) == pytest.approx(150, abs=2)
+    assert share_time(clock, guides, reserve=2000.0) == 0
+    assert plan_steps(tmp_path, guides[0], 10.0, 0.1) == 100
+    assert plan_steps(tmp_path, guides[0], 99.0, 0.1) == 100
+    assert plan_steps(tmp_path / "other", guides[0], 0.0, 0.1) == 20
+
+
+def test_a_stage_is_done_again_when_what_it_is_made_from_changes(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    def run(first: int, second: int) -> None:
+        stages = Stages(tmp_path, "data", Clock(tmp_path / "log"))
+        for name, config, after in (("one", first, []), ("two", second, ["one"])):
+            stages.run(name, config, after, lambda folder, name=name: done.append(name) or {"n": len(done)})
+
+    run(1, 1)
+    run(1, 1)
+    assert done == ["one", "two"]
+    run(1, 2)
+    assert done == ["one", "two", "two"]
+    run(2, 2)
+    assert done == ["one", "two", "two", "one", "two"]
+
+
+def test_a_stage_that_broke_off_keeps_its_files(tmp_path: Path) -> None:
+    def broken(folder: Path) -> dict[str, Any]:
+        (folder / "half").write_text("")
+        raise KeyError("power")
+
+    stages = Stages(tmp_path, "data", Clock(tmp_path / "log"))
+    with pytest.raises(KeyError):
+        stages.run("one", 1, [], broken)
+    stages.run("one", 1, [], lambda folder: {"half": (folder / "half").exists()})
+    assert stages.facts["one"]["half"]
+
+
+def test_missed_concepts_removed_and_paired_differences() -> None:
+    sets = [ConceptSet(at, ("dog", "cat"), ("the dog and the cat sleep here",)) for at in range(40)]
+
+    def scored(texts: list[str]) -> Scored:
+        written = Written(texts, [[4, EOS]] * len(texts), [True] * len(texts), 0, 0.0, 0.0)
+        oracle = run_commongen.Keywords(forms={"dog": ["dog", "dogs"], "cat": ["cat"]})
+        scores = score_texts(sets, texts, oracle)
+        return Scored(scores, written, [np.zeros(2, np.float32)] * len(texts))
+
+    base = scored(["the dogs sleep"] * 20 + ["nothing"] * 20)  # coverage 25 %
+    ours = scored(["the dog and the cat sleep here"] * 20 + ["a dog"] * 20)  # coverage 75 %
+    found = against(ours, base, np.ones(40, dtype=bool))
+    assert found["coverage"]["difference"] == pytest.approx(50)
+    assert found["missed_removed"]["value"] == pytest.approx(100 * 50 / 75)
+    assert found["bleu4"]["difference"] > 0
+    assert found["same_texts"] == 0
+    half = np.arange(40) < 20
+    assert against(ours, base, half)["missed_removed"]["value"] == pytest.approx(100)
+
+
+def test_dev_sets_are_chosen_by_their_rate() -> None:
+    sets = [ConceptSet(at, (WORDS[at],), ()) for at in range(4)]
+    found = np.array([0.0, 0.02, 0.1, 0.9])
+    assert [p.condition for p in choose(sets, found, (0.02, 0.1), inclusive=True)] == WORDS[1:3]
+    assert choose(sets, found, (0.1, 0.9), inclusive=False) == []
+
+
+def test_a_misspelt_setting_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text("[draw]\nsample = 3\n")
+    with pytest.raises(InputError, match="found sample"):
+        read_settings(path)
+    path.write_text('[[rows]]\nsystems = ["mian"]\n')
+    with pytest.raises(InputError, match="found mian"):
+        read_settings(path)
+
+
+def test_the_main_configuration_is_read() -> None:
+    settings = read_settings(RECIPE / "main.toml")
+    rows = [row.name for section in settings.rows for row in section.rows()]
+    assert len(rows) == len(set(rows)) == 18
+    assert settings.guides["bare"].bare
+    assert settings.guides["light"].reads == "light"
+    assert isinstance(settings.rows[0], RowSettings)
