@@ -924,6 +924,19 @@ def test_an_adapter_is_loaded_and_merged(folder: Callable[..., Path], tmp_path: 
     assert_close(inside.start(PROMPTS).log_p, model.start(PROMPTS).log_p)
 
 
+def test_a_base_with_an_adapter_is_one_base_in_any_precision(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A guide trained beside it on a GPU, in bfloat16, belongs to it on a CPU too."""
+    lora_on(folder("llama"), tmp_path)
+    wide, narrow = (
+        load_model(folder("llama"), length_limit=6, adapter=tmp_path, dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert narrow.model.dtype == torch.bfloat16
+    assert narrow.fingerprint == wide.fingerprint
+
+
 def test_an_adapter_that_is_not_there(folder: Callable[..., Path], tmp_path: Path) -> None:
     pytest.importorskip("peft")
     where = folder("llama")

@@ -95,9 +95,13 @@ def load_model(
         options["device_map"] = device_map if device_map is not None else {"": where}
     if dtype is None:
         dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    model: Any = auto.from_pretrained(path, dtype=dtype, **options)
+    merges = adapter is not None and not quantised
+    # An adapter is merged in float32 and rounded once: the same base whichever type it ends up in.
+    model: Any = auto.from_pretrained(path, dtype=torch.float32 if merges else dtype, **options)
     if adapter is not None:
-        model = _with_adapter(model, adapter, merge=not quantised)
+        model = _with_adapter(model, adapter, merge=merges)
+    if merges:
+        model.to(dtype if isinstance(dtype, torch.dtype) else config.dtype or torch.float32)
     if device_map is None and not quantised:
         model.to(where)
     model = model.eval().requires_grad_(False)
