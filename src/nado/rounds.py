@@ -19,6 +19,7 @@ from nado.errors import InputError
 from nado.guide import Guide
 from nado.guided_language_model import GuidedLanguageModel
 from nado.objective import WeightForm
+from nado.options import option
 from nado.oracles.partly import Partly
 from nado.oracles.protocol import Oracle
 from nado.prompts import Prompt
@@ -36,15 +37,19 @@ _log = logging.getLogger(__name__)
 class RoundsConfig:
     """How many samples each round draws, and from what."""
 
-    samples: tuple[int, ...] = (32, 32, 32)  # per prompt in each round; the first round draws from p
-    guided_share: float = 0.9  # of the later rounds' samples that the guided model writes; p writes the rest
-    complete_from_p: bool = False  # the guided model writes only a prefix, p the rest: labels without weights
-    mean_prefix: float | None = None  # how long that prefix is on average
-    weight_form: WeightForm = "suffix"
-    balanced: bool = False  # labels weighted to be even within each prompt
-    merge: bool = False  # equal texts are trained on once, with their number as weight
-    warm_up_steps: int = 0  # before each round's training: log q of its satisfied texts is raised
-    seed: int = 0
+    samples: tuple[int, ...] = option((32, 32, 32), "texts a prompt in each round; the first draws from p")
+    guided_share: float = option(0.9, "of the later rounds' texts that the guided model writes; p the rest")
+    complete_from_p: bool = option(
+        False, "the guided model writes only a prefix and p the rest: labels that need no weights"
+    )
+    mean_prefix: float | None = option(
+        None, "tokens of that prefix on average (default: an eighth of the limit)"
+    )
+    weight_form: WeightForm = option("suffix", "importance weights of suffixes, or of whole texts")  # noqa: RUF009
+    balanced: bool = option(False, "labels weighted to be even within each prompt")
+    merge: bool = option(False, "equal texts are trained on once, with their number as weight")
+    warm_up_steps: int = option(0, "steps before each round's training that raise log q of satisfied texts")
+    seed: int = option(0, "of the draws")
 
     def __post_init__(self) -> None:
         if not self.samples or min(self.samples) < 1:

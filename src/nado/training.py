@@ -4,9 +4,9 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,11 +26,11 @@ from nado.objective import (
     success_loss,
     warm_up_loss,
 )
+from nado.options import option
 from nado.reading import Reader
 from nado.trackers import open_trackers, require_trackers
 from nado.training_data import Batch, TrainingData, iterate
 
-T = TypeVar("T")
 Measure: TypeAlias = Callable[[Guide], dict[str, float]]
 
 CALIBRATION_BINS = 10
@@ -38,12 +38,6 @@ CALIBRATION_BINS = 10
 
 class DivergenceError(NadoError, ArithmeticError):
     """The loss stopped being a number."""
-
-
-def option(default: T, text: str) -> T:
-    """A config field that carries its own description: the command line's help is made from it."""
-    described: T = field(default=default, metadata={"help": text})
-    return described
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,215 @@
+"""`nado generate`: texts that a guide leads."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nado.cli.console import print_line, print_table, quieten, say
+from nado.cli.settings import Settings, read_stdin, takes
+from nado.errors import InputError
+
+if TYPE_CHECKING:
+    from nado.prompts import Prompt
+    from nado.study.guides import GuideInUse
+    from nado.study.sections import GenerateConfig
+    from nado.study.systems import System, Written
+
+_FIELDS = ("count", "strength", "target_rate", "seed", "batch_size")
+
+
+@takes("oracle", "generate", only=_FIELDS)
+def generate_command(
+    settings: Settings,
+    guide: Annotated[Path, typer.Option(help="The guide's folder.")],
+    keywords: Annotated[
+        str | None, typer.Option(help='What the text shall have, separated by commas: "dog, ball, beach".')
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="A .jsonl, .parquet or .txt file of prompts, or - for stdin.")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Where the base is, if not where the guide says.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run (default: a GPU if there is one).")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Numbers: float32, bfloat16, float16 or auto.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample from q; this is the default.")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest token at every step.")] = False,
+    beams: Annotated[int | None, typer.Option(min=2, help="Beam search with so many beams.")] = None,
+    verified: Annotated[
+        bool, typer.Option("--verified", help="Only texts the oracle has said yes to; exit code 1 if none.")
+    ] = False,
+    budget: Annotated[int, typer.Option(min=1, help="Draws for a verified text.")] = 16,
+    exact_end: Annotated[
+        bool | None,
+        typer.Option(help="Let a text end only where the oracle says yes (default: if it is cheap)."),
+    ] = None,
+    inspect: Annotated[bool, typer.Option("--inspect", help="Show every token: p, q, R, S.")] = False,
+    allow_other_base: Annotated[
+        bool, typer.Option("--allow-other-base", help="Use a base of other weights, and say what is lost.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+) -> None:
+    """Write texts that a guide leads towards what its oracle asks for.
+
+    A text a line on stdout; how many satisfy the oracle on stderr.
+    """
+    search = _choose_search(sample, greedy, beams, verified)
+    if search != "sample" or verified:
+        settings.given.setdefault("generate", {}).setdefault("count", 1)
+    config = replace(settings.section("generate"), search=search, beams=beams or 4)
+    asked = _read_prompts(keywords, prompts)
+    quieten()
+    from nado.study.guides import use_guide
+
+    used = use_guide(
+        guide,
+        oracle=settings.oracle(),
+        allow_other_base=allow_other_base,
+        name=base,
+        device=device,
+        dtype=dtype,
+    )
+    tasks = _fill(asked, used.template)
+    if keywords is not None:
+        _require_writable(used, tasks)
+    system = _make_system(used, config, exact_end, verified)
+    if verified:
+        _print_verified(system, tasks, config, budget, as_json)
+    else:
+        _print_texts(system, tasks, config, inspect, as_json)
+
+
+def _choose_search(sample: bool, greedy: bool, beams: int | None, verified: bool) -> str:
+    chosen = [name for name, on in (("--sample", sample), ("--greedy", greedy), ("--beams", beams)) if on]
+    if len(chosen) > 1:
+        raise InputError("one of --sample, --greedy and --beams", " and ".join(chosen), "Leave one out.")
+    if verified and chosen and chosen != ["--sample"]:
+        raise InputError("sampling with --verified", chosen[0], "Verified texts are drawn: leave it out.")
+    return {"--greedy": "greedy", "--beams": "beam"}.get(chosen[0], "sample") if chosen else "sample"
+
+
+def _read_prompts(keywords: str | None, prompts: str | None) -> "list[Prompt]":
+    from nado.prompts import Prompt, read_prompts
+
+    if (keywords is None) == (prompts is None):
+        found = "neither" if keywords is None else "both"
+        raise InputError("either --keywords or --prompts", found, 'Write --keywords "dog, ball, beach".')
+    if prompts is not None:
+        return read_prompts(read_stdin() if prompts == "-" else prompts)
+    words = [word.strip() for word in (keywords or "").split(",") if word.strip()]
+    if not words:
+        raise InputError("at least one keyword", repr(keywords), 'Write --keywords "dog, ball, beach".')
+    condition = ", ".join(words)
+    return [Prompt(condition, condition)]
+
+
+def _fill(asked: "list[Prompt]", template: str | None) -> "list[Prompt]":
+    """Prompts in the form the guide was trained with, unless a record says itself what the base reads."""
+    from nado.study.materials import fill
+
+    return [fill([each], template)[0] if each.prompt == each.condition else each for each in asked]
+
+
+def _require_writable(used: "GuideInUse", tasks: "Sequence[Prompt]") -> None:
+    """Refuse keywords that the base cannot spell: no text of it could have them."""
+    tokenizer = used.base.tokenizer
+    unknown = tokenizer.unk_token_id
+    if unknown is None or unknown in used.base.eos_ids:
+        return
+    words = [word.strip() for each in tasks for word in each.condition.split(",")]
+    lost = [word for word in words if unknown in tokenizer(word, add_special_tokens=False)["input_ids"]]
+    if lost:
+        raise InputError(
+            "keywords that the base can write",
+            repr(lost[0]),
+            "Its vocabulary has no tokens for it: use words.",
+        )
+
+
+def _make_system(
+    used: "GuideInUse", config: "GenerateConfig", exact_end: bool | None, verified: bool
+) -> "System":
+    from nado.guidance import Guidance
+    from nado.study.systems import System
+
+    cheap = used.oracle is not None and used.oracle.cheap and used.base.completion == "eos"
+    # Verified texts are checked anyway, and without an exact end they are nearer to q*.
+    default = cheap and config.target_rate == 1 and not verified
+    guidance = Guidance(
+        config.strength, config.target_rate, exact_end=default if exact_end is None else exact_end
+    )
+    return System("guided", used.base, used.guide, guidance, used.oracle)
+
+
+def _print_texts(
+    system: "System", tasks: "Sequence[Prompt]", config: "GenerateConfig", inspect: bool, as_json: bool
+) -> None:
+    from nado.study.systems import trace_texts, write_texts
+
+    written = write_texts(system, tasks, config, system.guide)
+    traces = trace_texts(system, written) if inspect else [None] * len(written)
+    for each, trace in zip(written, traces, strict=True):
+        if as_json:
+            more = {} if trace is None else {"inspect": trace}
+            print_line({**vars(each), "exact_end": system.guidance.exact_end, **more})
+            continue
+        typer.echo(each.text.replace("\n", "\\n"))
+        if trace is not None:
+            heads = ["token", "p", "q", "R", "S", "the base's choice"]
+            rows = [[_cell(value) for value in step.values()] for step in trace]
+            print_table(heads, rows)
+    _say_satisfied(written, system)
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.4f}"
+
+
+def _say_satisfied(written: "Sequence[Written]", system: "System") -> None:
+    if system.oracle is None:
+        say(f"{len(written)} texts; no oracle to ask about them")
+        return
+    satisfied = sum(bool(each.satisfied) for each in written)
+    end = "exact end on" if system.guidance.exact_end else "exact end off"
+    say(f"{satisfied} of {len(written)} satisfy {system.oracle.name} ({end})")
+
+
+def _print_verified(
+    system: "System", tasks: "Sequence[Prompt]", config: "GenerateConfig", budget: int, as_json: bool
+) -> None:
+    from dataclasses import asdict
+
+    from nado.exact_sampling import verified
+
+    if system.oracle is None:
+        raise InputError("an oracle to verify texts with", "none", "Name it: --oracle file.py:name.")
+    repeated = [each for each in tasks for _ in range(config.count)]
+    found = verified(
+        system.sampler(),
+        [each.prompt for each in repeated],
+        [each.condition for each in repeated],
+        system.oracle,
+        budget=budget,
+        seed=config.seed,
+        batch_size=config.batch_size,
+    )
+    for each in found:
+        if as_json:
+            print_line(asdict(each))
+        elif each.text is not None:
+            typer.echo(each.text.replace("\n", "\\n"))
+    lost = [each for each in found if each.text is None]
+    say(f"{len(found) - len(lost)} of {len(found)} verified, {sum(each.draws for each in found)} draws")
+    if lost:
+        partial = lost[0].partial
+        missing = (
+            ""
+            if partial is None
+            else f"; the nearest miss lacks {', '.join(partial.missing_parts) or 'an end'}"
+        )
+        raise InputError(
+            f"a text within {budget} draws for {lost[0].condition[:60]!r}",
+            f"none{missing}",
+            "Raise --budget.",
+        )

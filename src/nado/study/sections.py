@@ -1,0 +1,207 @@
+"""The sections of a study file: one typed class each, whose descriptions are the command line's help.
+
+`[train]` is `nado.training.TrainingConfig` and `[rounds]` is `nado.rounds.RoundsConfig`; `[oracle]` is a
+table as `load_oracle` takes it. Nothing here needs torch.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nado.errors import InputError
+from nado.options import option, required
+
+Auto = Literal["auto"]
+CONDITION = "{condition}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseConfig:
+    """The base model: what p is."""
+
+    name: str = required("the base: a hub name, a folder or a .gguf file", flag="base")
+    length_limit: int = required("most tokens of a text, its end included")
+    completion: Literal["eos", "limit"] = option("eos", "when a text is finished: at its own end, or cut")
+    chat: bool = option(False, "prompts are messages to a chat model")
+    adapter: str | None = option(None, "a PEFT adapter of the base")
+    revision: str | None = option(None, "revision of a base on a hub")
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] | None = option(
+        None, "numbers: float32, bfloat16, float16, or auto as on disk (default: by device)"
+    )
+    device: str | None = option(None, "where the base runs (default: a GPU where there is one)")
+    temperature: float = option(1.0, "temperature that is part of p; above 1 flattens")
+    top_k: int = option(0, "top-k that is part of p; 0 keeps all")
+    top_p: float = option(1.0, "top-p that is part of p; 1 keeps all")
+    forced: tuple[int, ...] = option((), "token ids every text begins with")
+    forbidden: tuple[int, ...] = option((), "token ids no text contains")
+    checkpoint_warpers: bool = option(False, "take the checkpoint's own temperature, top-k and top-p for p")
+
+    def __post_init__(self) -> None:
+        _require_at_least(1, length_limit=self.length_limit)
+        own = (self.temperature, self.top_k, self.top_p, self.forced, self.forbidden)
+        if self.checkpoint_warpers and own != (1.0, 0, 1.0, (), ()):
+            raise InputError(
+                "either checkpoint_warpers or temperature, top_k, top_p, forced, forbidden",
+                "both",
+                "Leave one of them out.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptsConfig:
+    """What is written about, and which of it is kept for evaluation."""
+
+    file: Path = required(  # noqa: RUF009
+        "prompts: a .jsonl, .parquet or .txt file", flag="prompts"
+    )
+    split: str | None = option(None, "use only records of this split")
+    held_out_split: str | None = option(None, "evaluate on the records of this split")
+    held_out: float = option(0.1, "share of the prompts kept for evaluation, where no split is named")
+    template: str | None = option(
+        None, f"the base's prompt, made from each condition: {CONDITION} is replaced by it"
+    )
+    limit: int | None = option(None, "use only the first so many prompts")
+    seed: int = option(0, "of the choice of prompts kept for evaluation", flag="prompts_seed")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out < 1:
+            raise InputError("held_out of at least 0 and below 1", f"{self.held_out}", "Try 0.1.")
+        _require_at_least(1, limit=self.limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawConfig:
+    """How many texts are drawn from the base, and from what."""
+
+    samples_per_prompt: int = option(32, "texts drawn for each prompt")
+    proposal_temperature: float = option(1.0, "temperature texts are drawn at, corrected by weights; 1 is p")
+    seed: int = option(0, "of the texts")
+    batch_size: int | None = option(None, "texts drawn side by side (default: by device)")
+
+    def __post_init__(self) -> None:
+        _require_at_least(1, samples_per_prompt=self.samples_per_prompt, batch_size=self.batch_size)
+        if not self.proposal_temperature > 0:
+            raise InputError("a temperature above 0", f"{self.proposal_temperature}", "Use 1 to draw from p.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelConfig:
+    """How the oracle is asked."""
+
+    prefixes: bool | Auto = option(  # noqa: RUF009
+        "auto", "ask about every prefix too, for progress and stop labels; auto: where the oracle is cheap"
+    )
+    parts: bool = option(True, "ask for the oracle's parts")
+    workers: int = option(1, "processes that ask")
+    timeout: float | None = option(None, "seconds the oracle may take for a batch")
+    batch_size: int = option(1024, "texts a call")
+
+    def __post_init__(self) -> None:
+        _require_at_least(1, workers=self.workers, batch_size=self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuideShape:
+    """The guide's network."""
+
+    reads: Literal["states", "tokens", "light"] = option(
+        "states", "what it reads: the base's states, tokens alone, or states without attention (light)"
+    )
+    size: int = option(768, "width")
+    layers: int = option(4, "layers")
+    heads: int = option(12, "attention heads a layer")
+    head: Literal["sigmoid", "norm"] = option("sigmoid", "output: sigmoid or norm")
+    matrix: Literal["tied", "low_rank", "own"] = option(
+        "tied", "output matrix: the base's (tied), the base's mixed (low_rank), or its own"
+    )
+    rank: int = option(64, "rank of a low_rank matrix")
+    dropout: float = option(0.0, "share of activations dropped in training")
+    progress_bits: int | Auto = option(  # noqa: RUF009
+        "auto", "bits of the oracle's progress it reads; auto: as many as the prompts' conditions have"
+    )
+    named_parts: bool | Auto = option(  # noqa: RUF009
+        "auto", "it is told what the oracle's parts are called; auto: where that depends on the condition"
+    )
+    seed: int = option(0, "of its first weights", flag="guide_seed")
+
+    def __post_init__(self) -> None:
+        _require_at_least(1, size=self.size, layers=self.layers, heads=self.heads, rank=self.rank)
+        if self.size % (2 * self.heads):
+            raise InputError(
+                "a size that is an even multiple of heads", f"{self.size} and {self.heads}", "Try 768 and 12."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How labelled texts are made ready for training."""
+
+    held_out: float = option(
+        0.1, "share of the training prompts whose texts choose the best weights", flag="held_out_texts"
+    )
+    balanced: bool = option(False, "weight labels to be even within each prompt")
+    weight_form: Literal["suffix", "whole"] = option("suffix", "weights of the suffix, or of the whole text")
+    weight_clip: float = option(10.0, "largest importance weight")
+    merge: bool = option(True, "train on equal texts once, with their number as weight")
+    keep_states: bool | Auto = option(  # noqa: RUF009
+        "auto", "read the base's states once and keep them; auto: if they take less than 2 GB"
+    )
+    calibrate: bool = option(True, "fit R to held-out labels after training")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out < 1:
+            raise InputError("held_out of at least 0 and below 1", f"{self.held_out}", "Try 0.1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """Which texts are written for evaluation, and how the guide is applied."""
+
+    prompts: int = option(200, "held-out prompts written about, at most", flag="most_prompts")
+    count: int = option(4, "texts a prompt")
+    search: Literal["sample", "greedy", "beam"] = option("sample", "sample, greedy or beam")
+    beams: int = option(4, "beams of beam search")
+    strength: float = option(1.0, "R to this power: 0 is the base alone, above 1 pulls harder")
+    target_rate: float = option(1.0, "share of texts that shall satisfy the oracle")
+    exact_end: Literal["off", "on", "both"] = option(
+        "both", "let a text end only where the oracle says yes; both: measured off and on where possible"
+    )
+    seed: int = option(0, "of the texts")
+    batch_size: int | None = option(None, "texts written side by side (default: by device)")
+
+    def __post_init__(self) -> None:
+        _require_at_least(
+            1, prompts=self.prompts, count=self.count, beams=self.beams, batch_size=self.batch_size
+        )
+        if self.search == "greedy" and self.count > 1:
+            raise InputError("count 1 with greedy search", f"{self.count}", "They would be the same text.")
+        if self.search == "beam" and self.count > self.beams:
+            raise InputError(f"count of at most {self.beams}, the beams", f"{self.count}", "Use more beams.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What is measured on the texts."""
+
+    confidence: float = option(0.95, "of the intervals")
+    perplexity: bool = option(True, "measure perplexity and divergence under the base")
+    batch_size: int = option(32, "texts scored at once", flag="scoring_batch_size")
+
+    def __post_init__(self) -> None:
+        _require_at_least(1, batch_size=self.batch_size)
+        if not 0 < self.confidence < 1:
+            raise InputError("a confidence between 0 and 1", f"{self.confidence}", "Use 0.95.")
+
+
+def describe_section(config: Any, *left_out: str) -> dict[str, Any]:
+    """JSON-ready values of a section."""
+    values = {name: value for name, value in asdict(config).items() if name not in left_out}
+    described: dict[str, Any] = json.loads(json.dumps(values, default=str))  # as it will be read again
+    return described
+
+
+def _require_at_least(least: int, **values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise InputError(f"{name} of at least {least}", f"{value}", f"Ask for {least} or more.")
