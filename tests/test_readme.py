@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import small_models
+from nado.study import parse_study
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 GENERATING = README.parent / "docs" / "generating.md"
@@ -38,6 +39,15 @@ def test_the_python_of_the_page_on_generating_runs(
     printed = capsys.readouterr().out
     assert printed.count("dog") + printed.count("False") >= 4
     assert "verified" in printed or "not found" in printed
+
+
+def test_the_study_of_the_readme_has_no_mistakes(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "study.toml").write_text(block, encoding="utf-8")
+    study, problems = parse_study(tmp_path / "study.toml", [])
+    assert not problems
+    assert study is not None
+    assert study.train.steps == 2000
 
 
 def test_every_file_the_readme_links_to_is_there() -> None:
