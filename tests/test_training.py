@@ -158,7 +158,7 @@ def test_a_folder_of_another_run_is_refused(tabular: tuple[TabularReader, Sample
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "t5"])
-def test_losses_equal_those_of_full_tensors(kind: str) -> None:
+def test_losses_equal_those_of_full_tensors(kind: str, tmp_path: Path) -> None:
     """Chunked, flattened and padded, the losses are those of plain (B, T, V) tensors."""
     base = small_models.build(kind)
     tokenizer = small_models.tokenizer(appends_eos=kind in small_models.SEQ2SEQ)
@@ -188,10 +188,13 @@ def test_losses_equal_those_of_full_tensors(kind: str) -> None:
         torch.testing.assert_close(
             getattr(found, name)[prefixes], getattr(wanted, name)[prefixes], rtol=1e-4, atol=1e-5
         )
-    data.keep_states(reader)
-    kept = objective(data.batch(torch.arange(len(data)), reader))[0]
-    for mine, theirs in zip(kept, objective(batch)[0], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    for file in (None, tmp_path / "states"):
+        data.states = None
+        data.keep_states(reader, file=file)
+        kept = objective(data.batch(torch.arange(len(data)), reader))[0]
+        for mine, theirs in zip(kept, objective(batch)[0], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert (tmp_path / "states").stat().st_size == 4 * int(data.lengths.sum()) * reader.state_size
 
 
 def full_reference(guide: Guide, reader: Any, batch: Any) -> Reduced:

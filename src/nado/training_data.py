@@ -6,6 +6,7 @@ Nothing is tokenised and no base is run inside the training loop.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -209,8 +210,10 @@ class TrainingData:
             setattr(self, name, None if column is None else column[first])
         self.weights, self.multiplicity = weights, multiplicity
 
-    def keep_states(self, reader: Reader, device: torch.device | None = None) -> None:
-        """Read the base's states of every text once and keep them."""
+    def keep_states(
+        self, reader: Reader, device: torch.device | None = None, file: str | Path | None = None
+    ) -> None:
+        """Read the base's states of every text once and keep them: on `device`, or in a `file` on disk."""
         self.starts = self.lengths.cumsum(0) - self.lengths
         total = int(self.lengths.sum())
         order = self.lengths.argsort(descending=True)  # the first of a chunk is its longest
@@ -219,12 +222,7 @@ class TrainingData:
             rows = order[first : first + max(1, _READ_TOKENS // int(self.lengths[order[first]]))]
             read = self._read(reader, rows)  # (B, T, state_size)
             if self.states is None:
-                self.states = torch.empty(
-                    total,
-                    read.shape[-1],
-                    dtype=read.dtype,
-                    device=device if device is not None else read.device,
-                )
+                self.states = _room_for_states(total, read, device, file)
             inside = torch.arange(read.shape[1])[None, :] < self.lengths[rows][:, None]
             places = (self.starts[rows][:, None] + torch.arange(read.shape[1])[None, :])[inside]
             self.states[places.to(self.states.device)] = read[inside.to(read.device)].to(self.states.device)
@@ -300,6 +298,18 @@ def sample_prefixes(rows: Tensor, lengths: Tensor, count: int, seed: int) -> Ten
     whole = (lengths <= count)[:, None]
     share = ((lengths + 1) / count)[:, None]
     return torch.where(whole, 1.0, chosen * share) * inside
+
+
+def _room_for_states(
+    total: int, like: Tensor, device: torch.device | None, file: str | Path | None
+) -> Tensor:
+    """An empty (total, state_size) tensor; one in a file is paged in as batches ask for it."""
+    width = like.shape[-1]
+    if file is not None:
+        return torch.from_file(str(file), shared=True, size=total * width, dtype=like.dtype).view(
+            total, width
+        )
+    return torch.empty(total, width, dtype=like.dtype, device=device if device is not None else like.device)
 
 
 def split_by_prompt(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
