@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import small_models
+from nado.cli import app
 from nado.errors import InputError, MismatchError, NadoError, StorageError
 from nado.options import option, read_options, required
 from nado.prompts import Prompt
@@ -640,3 +642,21 @@ def test_storage_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "stage.json").write_text("{")
     with pytest.raises(StorageError, match="valid JSON"):
         stage.standing()
+
+
+# --- the page -----------------------------------------------------------------------------------------
+
+
+def test_a_study_is_reported_as_a_page(finished: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    """On a real evaluation: what it measured is on the page."""
+    _, folder, evaluation = finished
+    shown = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "page")])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.strip() == str(tmp_path / "page" / "report.html")
+    page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
+    for row in evaluation["systems"]:
+        assert f'value="{row["measures"]["satisfied"]["value"]!r}"' in page
+    again = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "page")])
+    assert isinstance(again.exception, InputError)
+    missing = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert "no evaluation.json" in str(missing.exception)

@@ -18,6 +18,7 @@ VERBS = {
     "evaluate": "Measure what a guide does to its base: satisfaction, fluency, cost.",
     "run": "Run a study: draw, label, train, generate and evaluate from one TOML file.",
     "check": "Find every mistake in a study file, and estimate what it will take.",
+    "report": "Write what a study measured as one page.",
     "audit": "Ask an oracle about a sample of texts and look for answers that something trivial explains.",
 }
 
