@@ -127,6 +127,20 @@ def test_a_formula_over_guides() -> None:
     check_language_model(guided, PROMPTS, CONDITIONS)
 
 
+def test_a_negated_guide_lets_no_text_go_on_past_the_limit() -> None:
+    """R of ~A is R_F − R_A: at step L a text that does not end itself satisfies neither."""
+    reader = HuggingFaceReader(load("llama"))
+    guide = random_guide(reader, 1)
+    tokens = torch.randint(4, small_models.V, (3, LIMIT), generator=torch.Generator().manual_seed(1))
+    found = GuidedLanguageModel(reader.model, ~guide).score(
+        PROMPTS, tokens, torch.full((3,), LIMIT), CONDITIONS
+    )
+    with torch.no_grad():
+        expected = whole_log_q(reader, [guide], ~guide, tokens, Keywords())
+    assert found[:, -1].isneginf().all()
+    assert (found - expected)[:, :-1].abs().max() < 1e-4
+
+
 def test_an_untrained_guide_leaves_p_as_it_is_until_the_last_step() -> None:
     reader = HuggingFaceReader(load("llama"))
     guide = Guide(GuideConfig.for_reader(reader, size=24, layers=1, heads=2)).attach(reader)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from nado.composition import Composable, combine, leaves
+from nado.composition import Composable, Composition, combine, leaves
 from nado.decomposition import close_at_limit
 from nado.errors import InputError
 from nado.exact import TabularState
@@ -146,8 +146,8 @@ class GuideFollower:
         parts = [self._follow(guide, each, standing) for guide, each in zip(self.guides, state, strict=True)]
         log_r = combine(self.formula, parts)
         config = self.guides[0].config
-        if config.completion == "limit" or len(parts) == 1 == len(leaves(self.formula)):
-            return log_r
+        if config.completion == "limit" or not isinstance(self.formula, Composition):
+            return log_r  # a guide closes its own
         return close_at_limit(log_r, config.eos_id, standing.generated == config.length_limit - 1)
 
     def rewind(self, state: list[_Rows]) -> None:
@@ -236,7 +236,6 @@ class TabularFollower:
 
 def _shape(formula: Composable) -> str:
     """The formula with its guides left out."""
-    if isinstance(formula, Guide):
+    if not isinstance(formula, Composition):
         return "g"
-    members = [_shape(member) for member in formula.members]  # type: ignore[attr-defined]
-    return f"({formula.operator} {' '.join(members)})"  # type: ignore[attr-defined]
+    return f"({formula.operator} {' '.join(_shape(member) for member in formula.members)})"
