@@ -15,7 +15,10 @@ def report_command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a report that is there.")] = False,
 ) -> None:
-    """Write what was measured as report.html, report.md and report.json; prints the page's path."""
+    """Write what a study measured as one page.
+
+    report.html, and the same as report.md and report.json; the page's path on stdout.
+    """
     from nado.report import calibration_from_table, report_from_evaluation, write_report
     from nado.storage import read_json
 
