@@ -89,6 +89,7 @@ def learn(seed: int, samples: tuple[int, ...], steps: int, folder: Path) -> Qual
             learning_rate=2e-2,
             weight_decay=0.0,
             consistency_weight=3.0,  # what is known exactly at the end of a text reaches its beginning
+            clip=20.0,
             save_every=0,
         ),
     )
@@ -96,7 +97,7 @@ def learn(seed: int, samples: tuple[int, ...], steps: int, folder: Path) -> Qual
 
 
 def learn_in_rounds(seed: int, folder: Path) -> float:
-    return learn(seed, ROUNDS, 700, folder / "rounds").total_variation
+    return learn(seed, ROUNDS, 1000, folder / "rounds").total_variation
 
 
 def learn_plainly(seed: int, folder: Path) -> float:
@@ -116,14 +117,12 @@ def test_rounds_learn_what_as_many_samples_of_p_do_not_teach(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_rounds_learn_it_with_most_seeds(tmp_path: Path) -> None:
-    """The aim is 9 of 10 seeds under 0.05; two are at 0.06 and 0.07."""
+def test_rounds_learn_it_with_nine_seeds_of_ten(tmp_path: Path) -> None:
     found = [
         (learn_in_rounds(seed, tmp_path / f"{seed}"), learn_plainly(seed, tmp_path / f"{seed}"))
         for seed in range(10)
     ]
-    assert sum(rounds < 0.05 for rounds, _ in found) >= 8, found
-    assert all(rounds < 0.1 for rounds, _ in found), found
+    assert sum(rounds < 0.05 for rounds, _ in found) >= 9, found
     assert all(plain > 0.5 for _, plain in found), found
 
 
