@@ -31,6 +31,7 @@ from nado.huggingface import CausalModel, EncoderDecoderModel, load_model
 from nado.huggingface.reading import HuggingFaceReader
 from nado.oracles import Keywords
 from nado.warpers import Warpers
+from random_guides import random_guide
 
 PROMPTS = ["the dog", "a cat sees the", "ball"]
 CONDITIONS = ["dog", "man, the", "runs"]
@@ -64,17 +65,6 @@ def _reader(kind: str, limit: int) -> HuggingFaceReader:
 
 def reader_of(kind: str, limit: int = LIMIT) -> HuggingFaceReader:
     return _reader(kind, limit)
-
-
-def random_guide(reader: HuggingFaceReader, seed: int = 0, **choices: Any) -> Guide:
-    """A guide whose R depends on everything it reads."""
-    config = GuideConfig.for_reader(reader, **{"size": 24, "layers": 2, "heads": 2, **choices})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        guide = Guide(config)
-        torch.nn.init.normal_(guide.head.vector.weight)
-        torch.nn.init.normal_(guide.head.bias.weight)
-    return guide.attach(reader).eval()
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from nado.prefixes import PrefixReader
 from nado.prompts import Prompt
 from nado.proposals import Proposal, guided_mixture
 from nado.testing import check_language_model
+from random_guides import random_guide
 
 PROMPTS = ["the dog", "a cat sees the", "ball"]
 CONDITIONS = ["dog, ball", "cat", "beach, park, man"]
@@ -35,17 +36,6 @@ def load(kind: str, **choices: Any) -> CausalModel | EncoderDecoderModel:
     tokenizer = small_models.tokenizer(appends_eos=not is_causal)
     adapter = CausalModel if is_causal else EncoderDecoderModel
     return adapter(small_models.build(kind), tokenizer, length_limit=LIMIT, **choices)
-
-
-def random_guide(reader: HuggingFaceReader, seed: int = 0, **choices: Any) -> Guide:
-    """A guide whose R depends on everything it reads."""
-    config = GuideConfig.for_reader(reader, **{"size": 24, "layers": 2, "heads": 2, **choices})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        guide = Guide(config)
-        torch.nn.init.normal_(guide.head.vector.weight)
-        torch.nn.init.normal_(guide.head.bias.weight)
-    return guide.attach(reader).eval()
 
 
 def whole_log_q(

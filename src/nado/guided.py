@@ -34,6 +34,7 @@ from nado.guide_files import load_guide
 from nado.guided_language_model import GuidedLanguageModel, Trace
 from nado.heads import Scores
 from nado.huggingface import CausalModel, EncoderDecoderModel, load_model
+from nado.huggingface.encoder_decoder import shift_to_left
 from nado.huggingface.output_layer import watch_inputs
 from nado.huggingface.reading import HuggingFaceReader
 from nado.huggingface.shared import require_list
@@ -308,8 +309,7 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         require_list(prompts)
         ids, mask = self.base._pad_left(self.base.encode(prompts))
         if isinstance(self.base, EncoderDecoderModel):  # encoders count positions from the left edge
-            order = mask.long().argsort(dim=-1, descending=True, stable=True)
-            ids, mask = ids.gather(1, order), mask.gather(1, order)
+            ids, mask = shift_to_left(ids, mask)
         return settings | {"input_ids": ids, "attention_mask": mask.long()}
 
     def _with_defaults(self, settings: dict[str, Any]) -> dict[str, Any]:

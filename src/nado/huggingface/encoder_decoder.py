@@ -104,7 +104,7 @@ class EncoderDecoderModel(HuggingFaceModel):
     def _encode_states(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         ids, mask = self._pad_left(rows)
         # Encoders count positions from the left edge: padding goes to the right.
-        ids, mask = _shift_to_left(ids, mask)
+        ids, mask = shift_to_left(ids, mask)
         output = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long(), return_dict=True)
         return output.last_hidden_state, mask
 
@@ -151,7 +151,7 @@ def _as_output(encoded: Tensor) -> BaseModelOutput:
     return BaseModelOutput(last_hidden_state=cast(torch.FloatTensor, encoded))
 
 
-def _shift_to_left(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def shift_to_left(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Left-padded rows made right-padded."""
     order = mask.long().argsort(dim=-1, descending=True, stable=True)
     return ids.gather(1, order), mask.gather(1, order)

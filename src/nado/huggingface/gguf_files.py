@@ -1,6 +1,5 @@
 """GGUF files as ordinary checkpoints: converted once, kept as safetensors."""
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -13,8 +12,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from nado.errors import InputError, MissingPackageError, StorageError
+from nado.storage import digest_ends
 
-_SAMPLE = 1 << 20
 _BUILDING = ".building-"
 _ABANDONED_AFTER = 3600.0  # seconds
 
@@ -26,7 +25,7 @@ def converted_gguf(file: Path) -> Path:
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
             raise InputError("a GGUF file", f"something else in {file}", "Download it again.")
-    folder = _cache_root() / f"{file.stem}-{_digest(file)}"
+    folder = _cache_root() / f"{file.stem}-{digest_ends(file)[:16]}"
     if not (folder / "config.json").is_file():
         _convert(file, folder)
     return folder
@@ -35,17 +34,6 @@ def converted_gguf(file: Path) -> Path:
 def _cache_root() -> Path:
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "nado"
     return Path(os.environ.get("NADO_CACHE", default)) / "gguf"
-
-
-def _digest(file: Path) -> str:
-    """Size, first and last megabyte: enough to tell files apart without reading tens of gigabytes."""
-    size = file.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with file.open("rb") as stream:
-        digest.update(stream.read(_SAMPLE))
-        stream.seek(max(0, size - _SAMPLE))
-        digest.update(stream.read(_SAMPLE))
-    return digest.hexdigest()[:16]
 
 
 def _convert(file: Path, folder: Path) -> None:

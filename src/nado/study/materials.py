@@ -1,6 +1,5 @@
 """What a study is made from: its base, its oracle, its prompts. Each is loaded when it is first needed."""
 
-import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nado.errors import InputError
 from nado.prompts import Prompt, read_prompts
-from nado.storage import digest_json
+from nado.storage import digest_ends, digest_json
 from nado.study.reading import Study
 from nado.study.sections import CONDITION, BaseConfig, PromptsConfig, describe_section
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from nado.huggingface import CausalModel, EncoderDecoderModel
     from nado.huggingface.reading import HuggingFaceReader
     from nado.oracles import Oracle
-
-_SAMPLE = 1 << 20  # bytes at either end of a weights file that tell it from another
 
 
 @dataclass(frozen=True)
@@ -125,18 +122,7 @@ def _digest_model(name: str) -> str:
     if not path.exists():
         return name
     files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
-    return digest_json([[each.name, _digest_ends(each)] for each in files])
-
-
-def _digest_ends(path: Path) -> str:
-    """Size, first and last megabyte: enough to tell weights apart without reading tens of gigabytes."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as stream:
-        digest.update(stream.read(_SAMPLE))
-        stream.seek(max(0, size - _SAMPLE))
-        digest.update(stream.read(_SAMPLE))
-    return digest.hexdigest()[:32]
+    return digest_json([[each.name, digest_ends(each)] for each in files])
 
 
 def read_tasks(config: PromptsConfig) -> Tasks:
