@@ -235,10 +235,7 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         model = self.language_model
         if guidance is not None:
             model = GuidedLanguageModel(self.base, self._formula, guidance=guidance, oracle=self.oracle)
-        rows = [self._text_of(list(row)) for row in tokens]
-        lengths = torch.tensor([len(row) for row in rows])
-        padded = [row + [self.base.eos_id] * (int(lengths.max()) - len(row)) for row in rows]
-        return model.trace(prompts, torch.tensor(padded), lengths, conditions)
+        return model.trace_rows(prompts, [self._text_of(list(row)) for row in tokens], conditions)
 
     @property
     def _formula(self) -> Composable:

@@ -222,6 +222,16 @@ class GuidedLanguageModel:
             state = self.step(state, token)
         return Trace(*(torch.stack(column, dim=1) for column in zip(*columns, strict=True)))
 
+    def trace_rows(
+        self, prompts: Sequence[str], rows: Sequence[Sequence[int]], conditions: Sequence[str] | None = None
+    ) -> "Trace":
+        """`trace` of texts of different length, given as rows of tokens."""
+        lengths = torch.tensor([len(row) for row in rows])
+        padded = torch.full((len(rows), max([1, *(len(row) for row in rows)])), self.eos_id)
+        for at, row in enumerate(rows):
+            padded[at, : len(row)] = torch.as_tensor(row, dtype=torch.long)
+        return self.trace(prompts, padded, lengths, conditions)
+
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """The base's."""
         return self.base.decode(tokens)

@@ -80,11 +80,7 @@ def trace_tokens(
 ) -> tuple[Trace, Tensor]:
     """The trace of rows of different length, and their lengths (B,)."""
     lengths = torch.tensor([len(row) for row in tokens])
-    width = max(1, int(lengths.max())) if len(tokens) else 1
-    padded = torch.full((len(tokens), width), model.eos_id)
-    for row, ids in enumerate(tokens):
-        padded[row, : len(ids)] = torch.as_tensor(ids, dtype=torch.long)
-    return model.trace(prompts, padded, lengths, conditions), lengths
+    return model.trace_rows(prompts, tokens, conditions), lengths
 
 
 def _decode_choices(model: GuidedLanguageModel, choices: Tensor) -> list[str]:

@@ -157,14 +157,9 @@ def _judge(written: list[Written], oracle: Oracle) -> list[Written]:
 
 def trace_texts(system: System, written: Sequence[Written]) -> list[list[dict[str, Any]]]:
     """Every token of every text: what base and guided model gave it, R and S, and the base's own choice."""
-    eos_id = system.base.eos_id
-    lengths = torch.tensor([len(each.tokens) for each in written])
-    longest = int(lengths.max())
-    padded = [each.tokens + [eos_id] * (longest - len(each.tokens)) for each in written]
-    trace = system.sampler().trace(
+    trace = system.sampler().trace_rows(
         [each.prompt for each in written],
-        torch.tensor(padded),
-        lengths,
+        [each.tokens for each in written],
         [each.condition for each in written],
     )
     columns = [value.exp().tolist() for value in (trace.log_p, trace.log_q, trace.log_factor, trace.log_s)]
