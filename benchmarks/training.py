@@ -41,12 +41,12 @@ def main() -> None:
     reader = HuggingFaceReader(fused)
     data = make_data(model, reader, options)
     results = {
-        "uncached": measure(reader, data, options),
-        "naive": measure(plain, data, options, naive=True),
+        "uncached": measure(reader, data, options, options.batch),
+        "naive": measure(plain, data, options, options.naive_batch, naive=True),
     }
     data.keep_states(reader)
-    results["cached"] = measure(reader, data, options)
-    results["vocabulary_doubled"] = measure(DoubledReader(reader), data, options)
+    results["cached"] = measure(reader, data, options, options.cached_batch)
+    results["vocabulary_doubled"] = measure(DoubledReader(reader), data, options, options.cached_batch)
     where = "h200" if model.device.type == "cuda" else "cpu"
     memory = [results[name]["peak_bytes"] for name in ("cached", "vocabulary_doubled")]
     metrics = {
@@ -57,7 +57,8 @@ def main() -> None:
         f"runs_{where}": results,
         f"setting_{where}": {
             "guide": f"{options.layers} x {options.size}, tied sigmoid head",
-            "batch": options.batch,
+            "batch_uncached": options.batch,
+            "batch_cached": options.cached_batch,
             "mean_length": float(data.lengths.float().mean()),
             "torch": torch.__version__,
         },
@@ -74,7 +75,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=32768)
     parser.add_argument("--limit", type=int, default=40)
-    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--cached-batch", type=int, default=1024)
     parser.add_argument("--naive-batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--layers", type=int, default=4)
@@ -96,9 +98,8 @@ def make_data(model: Any, reader: HuggingFaceReader, options: argparse.Namespace
 
 
 def measure(
-    reader: Any, data: TrainingData, options: argparse.Namespace, *, naive: bool = False
+    reader: Any, data: TrainingData, options: argparse.Namespace, batch: int, *, naive: bool = False
 ) -> dict[str, Any]:
-    batch = options.naive_batch if naive else options.batch
     config = TrainingConfig(batch_size=batch, half=True, compiled=not naive)
     guide = Guide(
         GuideConfig.for_reader(reader, size=options.size, layers=options.layers, heads=options.heads)
