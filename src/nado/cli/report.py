@@ -19,20 +19,12 @@ def report_command(
 
     report.html, and the same as report.md and report.json; the page's path on stdout.
     """
-    from nado.report import calibration_from_table, report_from_evaluation, write_report
-    from nado.storage import read_json
+    from nado.report import write_report
+    from nado.study.reporting import report_study
 
-    found = [path for path in (folder / "evaluate", folder) if (path / "evaluation.json").is_file()]
-    if not found:
-        raise InputError(
-            "an evaluation", f"no evaluation.json in {folder}", "Run nado run, or nado evaluate --out FOLDER."
-        )
     target = folder / "report" if out is None else out
     if (target / "report.html").exists() and not force:
         raise InputError(
             "a new report", f"one in {target}", "Choose another --out, or replace it with --force."
         )
-    table = folder / "train" / "calibration.json"
-    calibrations = (calibration_from_table("trained guide", read_json(table)),) if table.is_file() else ()
-    report = report_from_evaluation(read_json(found[0] / "evaluation.json"), calibration=calibrations)
-    typer.echo(str(write_report(report, target)))
+    typer.echo(str(write_report(report_study(folder), target)))

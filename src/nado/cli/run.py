@@ -25,6 +25,32 @@ def run_command(
             "--force", help="Make stages again that were made from something else, and what follows."
         ),
     ] = False,
+    engine: Annotated[
+        Literal["local", "ray"],
+        typer.Option(help="What draws and labels: this process, or actors of a Ray cluster."),
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray's head node as host:port (default: RAY_ADDRESS, or this machine alone)."),
+    ] = None,
+    actors: Annotated[
+        int | None, typer.Option(help="Actors at a time (default: one a GPU, or one a core, of all nodes).")
+    ] = None,
+    actor_cpus: Annotated[float, typer.Option(help="Cores an actor is given.")] = 1.0,
+    actor_gpus: Annotated[
+        float | None, typer.Option(help="GPUs an actor is given (default: 1 to draw where there are any).")
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Processes that train, on this machine.")] = 1,
+    shares: Annotated[
+        int | None,
+        typer.Option(
+            help="Divide training texts and states into so many parts, read by a process each "
+            "(default: every process reads all)."
+        ),
+    ] = None,
+    divide_base: Annotated[
+        bool, typer.Option("--divide-base", help="Divide the base's layers among those processes (FSDP).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
 ) -> None:
     """Run a study: draw, label, train, generate and evaluate from one TOML file.
@@ -32,14 +58,25 @@ def run_command(
     Finished stages are reused, begun ones taken up where they stopped.
     """
     from nado.study.reading import read_study
+    from nado.study.sections import DistributedConfig
 
+    distributed = DistributedConfig(
+        engine=engine,
+        address=address,
+        actors=actors,
+        cpus=actor_cpus,
+        gpus=actor_gpus,
+        processes=processes,
+        shares=shares,
+        divide_base=divide_base,
+    )
     read = read_study(study, settings or ())
     quieten()
     from nado.study.evaluation import table_rows
     from nado.study.running import run_study
 
     place = folder if folder is not None else study.with_suffix("")
-    evaluation = run_study(read, place, force=force, until=until, say=say)
+    evaluation = run_study(read, place, force=force, until=until, say=say, distributed=distributed)
     if evaluation is None:
         typer.echo(str(place / until))
     elif as_json:

@@ -33,6 +33,7 @@ from nado.report.page import render_page
 from nado.report.sources import (
     calibration_from_reliability,
     calibration_from_table,
+    charts_of_histories,
     cost_from_texts,
     report_from_evaluation,
     rounds_from_summaries,
@@ -71,6 +72,7 @@ __all__ = [
     "Weights",
     "calibration_from_reliability",
     "calibration_from_table",
+    "charts_of_histories",
     "choose_rows",
     "consistency_chart",
     "consistency_curve",

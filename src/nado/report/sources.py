@@ -145,15 +145,20 @@ _CHARTS = (
 
 def training_charts(summaries: TrainingSummary | Mapping[str, TrainingSummary]) -> tuple[Chart, ...]:
     """Curves of one training run, or of several by name; what was never measured has no chart."""
-    runs = {"": summaries} if isinstance(summaries, TrainingSummary) else dict(summaries)
-    keys = {key for run in runs.values() for row in run.history for key in row}
+    runs = {"": summaries} if isinstance(summaries, TrainingSummary) else summaries
+    return charts_of_histories({name: run.history for name, run in runs.items()})
+
+
+def charts_of_histories(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> tuple[Chart, ...]:
+    """The same from the runs' steps alone, each a row of what was measured."""
+    keys = {key for history in runs.values() for row in history for key in row}
     guided = sorted(key for key in keys if key.startswith("guided_"))
     wanted = (*_CHARTS, *((*_name_guided(key), {key: "guided text"}) for key in guided))
     charts = []
     for title, y, names in wanted:
         curves = [
-            _training_curve(" · ".join(part for part in (run_name, name) if part), run.history, key)
-            for run_name, run in runs.items()
+            _training_curve(" · ".join(part for part in (run_name, name) if part), history, key)
+            for run_name, history in runs.items()
             for key, name in names.items()
         ]
         shown = tuple(curve for curve in curves if curve.points)
@@ -177,8 +182,8 @@ def _training_curve(name: str, history: Sequence[Mapping[str, float]], key: str)
     return Curve(name, tuple(Point(_round(x), _round(y)) for x, y in means))
 
 
-def _note_grouping(runs: Iterable[TrainingSummary], names: Mapping[str, str]) -> str:
-    most = max(sum(key in row for row in run.history) for run in runs for key in names)
+def _note_grouping(histories: Iterable[Sequence[Mapping[str, float]]], names: Mapping[str, str]) -> str:
+    most = max(sum(key in row for row in history) for history in histories for key in names)
     size = math.ceil(most / CURVE_POINTS)
     return f"Each point is the mean of up to {size} steps." if size > 1 else ""
 

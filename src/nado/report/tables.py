@@ -9,6 +9,7 @@ from nado.report.content import Chart, Point, Rate, Report, Round, System
 from nado.report.numbers import MINUS, Style, is_small, style_of, style_of_measures, write_p_value
 
 HEADLINE = 6  # columns of the first table where a report does not name them
+NAMED_SYSTEMS = 6  # that a remark may list by name
 MISSING = "–"
 TOO_SMALL = "n too small"
 
@@ -130,10 +131,19 @@ def _caveats(shown: Sequence[tuple[str, Measure | None]]) -> tuple[str, ...]:
     for system, measure in shown:
         if measure is not None and measure.note:
             where.setdefault(measure.note, {}).setdefault(measure.name, []).append(system)
+    total = len(dict.fromkeys(system for system, _ in shown))
     return tuple(
-        "; ".join(f"{name} ({', '.join(systems)})" for name, systems in places.items()) + f": {note}"
+        "; ".join(f"{name} ({_name_systems(systems, total)})" for name, systems in places.items())
+        + f": {note}"
         for note, places in where.items()
     )
+
+
+def _name_systems(systems: Sequence[str], total: int) -> str:
+    """The systems a remark is about: by name, unless there are too many to read."""
+    if len(systems) <= NAMED_SYSTEMS:
+        return ", ".join(systems)
+    return f"all {total} systems" if len(systems) == total else f"{len(systems)} of {total} systems"
 
 
 def measures_table(report: Report) -> Table:

@@ -23,6 +23,7 @@ from nado.study.guides import count_bits, name_parts
 from nado.study.materials import Tasks, unloadable
 from nado.study.reading import Study
 from nado.study.sections import BaseConfig, DrawConfig, GuideShape
+from nado.tiny import locate_base
 
 # Sustained floating-point operations a second that are assumed where nothing was measured.
 _CPU_SPEED = 2e10  # a thread
@@ -76,7 +77,8 @@ class Outline:
 
         where = _device(base.device)
         try:
-            path = converted_gguf(Path(base.name)) if base.name.endswith(".gguf") else base.name
+            name = locate_base(base.name)
+            path = converted_gguf(Path(name)) if base.name.endswith(".gguf") else name
             config = AutoConfig.from_pretrained(path, revision=base.revision)
             tokenizer = AutoTokenizer.from_pretrained(path, revision=base.revision)
         except InputError:

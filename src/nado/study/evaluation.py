@@ -7,6 +7,7 @@ import numpy as np
 
 from nado.language_model import LanguageModel
 from nado.metrics import kl_from_base, mean, perplexity_of_log_p, score_tokens, share
+from nado.metrics.likelihood import LogP
 from nado.metrics.measure import Measure
 from nado.metrics.resampling import Resampling
 from nado.oracles import Oracle
@@ -16,9 +17,12 @@ from nado.versions import versions
 
 
 def measure_texts(
-    written: Sequence[Written], base: LanguageModel[Any], config: EvaluateConfig
+    written: Sequence[Written],
+    base: LanguageModel[Any],
+    config: EvaluateConfig,
+    log_p: Sequence[LogP] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The measures of one system's texts, by name."""
+    """The measures of one system's texts, by name; `log_p` of their tokens where that is known already."""
     prompts = [(each.prompt, each.condition) for each in written]
     resampling = Resampling(confidence=config.confidence)
 
@@ -35,7 +39,8 @@ def measure_texts(
         mean("length", [len(each.tokens) for each in written], unit="tokens").measure(prompts, resampling),
     ]
     if config.perplexity:
-        found += _likelihood(written, base, config, prompts, resampling)
+        scored = score_texts(written, base, config.batch_size) if log_p is None else log_p
+        found += _likelihood(written, scored, prompts, resampling)
     return {each.name: each.describe() for each in found}
 
 
@@ -51,20 +56,20 @@ def _by_part(written: Sequence[Written], rate: Any) -> list[Measure]:
     return [rate(f"part: {name}", [each.parts[name] for each in written]) for name in names]
 
 
-def _likelihood(
-    written: Sequence[Written],
-    base: LanguageModel[Any],
-    config: EvaluateConfig,
-    prompts: Sequence[Any],
-    resampling: Resampling,
-) -> list[Measure]:
-    log_p = score_tokens(
+def score_texts(written: Sequence[Written], base: LanguageModel[Any], batch_size: int) -> list[LogP]:
+    """log p of every token of every text."""
+    return score_tokens(
         base,
         [each.prompt for each in written],
         [each.tokens for each in written],
         conditions=[each.condition for each in written],
-        batch_size=config.batch_size,
+        batch_size=batch_size,
     )
+
+
+def _likelihood(
+    written: Sequence[Written], log_p: Sequence[LogP], prompts: Sequence[Any], resampling: Resampling
+) -> list[Measure]:
     found = [perplexity_of_log_p(log_p).measure(prompts, resampling)]
     totals = np.array([float(row.sum(dtype=np.float64)) for row in log_p])
     log_q = [each.log_q for each in written]

@@ -127,9 +127,11 @@ def train_guide(
     """Train a guide on labelled samples and save it in `folder`; after an interruption it goes on."""
     kept, held = hold_out(samples, data.held_out, config.seed)
     learned = _prepare(kept, guide, reader, oracle, data)
-    if _keeps(data, learned, reader):
-        learned.keep_states(reader)
     judged = None if held is None else _prepare(held, guide, reader, oracle, data, both_labels=False)
+    if _keeps(data, learned, reader):
+        for each in (learned, judged):
+            if each is not None:
+                each.keep_states(reader)
     summary = train(
         guide,
         reader,

@@ -11,7 +11,8 @@ from nado.errors import InputError
 from nado.prompts import Prompt, read_prompts
 from nado.storage import digest_ends, digest_json
 from nado.study.reading import Study
-from nado.study.sections import CONDITION, BaseConfig, PromptsConfig, describe_section
+from nado.study.sections import BaseConfig, PromptsConfig, describe_section, fill_template
+from nado.tiny import locate_base
 
 if TYPE_CHECKING:
     from nado.huggingface import CausalModel, EncoderDecoderModel
@@ -118,7 +119,7 @@ def digest_base(config: BaseConfig) -> dict[str, Any]:
 
 
 def _digest_model(name: str) -> str:
-    path = Path(name)
+    path = Path(locate_base(name))
     if not path.exists():
         return name
     files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
@@ -149,7 +150,7 @@ def fill(prompts: Sequence[Prompt], template: str | None) -> list[Prompt]:
     """Prompts whose base's part is made from the condition."""
     if template is None:
         return list(prompts)
-    return [Prompt(template.replace(CONDITION, each.condition), each.condition) for each in prompts]
+    return [Prompt(fill_template(template, each.condition), each.condition) for each in prompts]
 
 
 def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from nado.errors import InputError
 from nado.oracles.suggestion import suggest
 from nado.study.sections import (
     BaseConfig,
+    CompareConfig,
     DataConfig,
     DrawConfig,
     EvaluateConfig,
@@ -37,6 +38,7 @@ SECTIONS: dict[str, type | str] = {
     "rounds": "nado.rounds:RoundsConfig",
     "generate": GenerateConfig,
     "evaluate": EvaluateConfig,
+    "compare": CompareConfig,
 }
 _NEEDED = ("base", "prompts", "oracle")
 _ORACLE_PATHS = ("forms", "folder")  # arguments of shipped oracles that name a file
@@ -58,6 +60,7 @@ class Study:
     generate: GenerateConfig
     evaluate: EvaluateConfig
     rounds: "RoundsConfig | None" = None
+    compare: CompareConfig = field(default_factory=CompareConfig)
 
 
 def read_study(path: str | Path, settings: Sequence[str] = ()) -> Study:

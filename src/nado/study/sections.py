@@ -14,6 +14,7 @@ from nado.options import option, required
 
 Auto = Literal["auto"]
 CONDITION = "{condition}"
+WORDS = "{words}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,9 @@ class PromptsConfig:
     held_out_split: str | None = option(None, "evaluate on the records of this split")
     held_out: float = option(0.1, "share of the prompts kept for evaluation, where no split is named")
     template: str | None = option(
-        None, f"the base's prompt, made from each condition: {CONDITION} is replaced by it"
+        None,
+        f"the base's prompt, made from each condition: {CONDITION} is replaced by it, {WORDS} by it with "
+        "blanks for commas",
     )
     limit: int | None = option(None, "use only the first so many prompts")
     seed: int = option(0, "of the choice of prompts kept for evaluation", flag="prompts_seed")
@@ -68,6 +71,13 @@ class PromptsConfig:
         if not 0 <= self.held_out < 1:
             raise InputError("held_out of at least 0 and below 1", f"{self.held_out}", "Try 0.1.")
         _require_at_least(1, limit=self.limit)
+
+
+def fill_template(template: str, condition: str) -> str:
+    """The base's prompt for a condition."""
+    return template.replace(WORDS, " ".join(condition.replace(",", " ").split())).replace(
+        CONDITION, condition
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +202,74 @@ class EvaluateConfig:
         _require_at_least(1, batch_size=self.batch_size)
         if not 0 < self.confidence < 1:
             raise InputError("a confidence between 0 and 1", f"{self.confidence}", "Use 0.95.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """What other methods are given when they are compared with the guide."""
+
+    budgets: tuple[float, ...] = option(
+        (1.0, 8.0),
+        "budgets of methods that work while decoding: multiples of the guided model's base tokens a text",
+    )
+    tuning_prompts: int = option(24, "prompts on which every method's settings are chosen")
+    most_perplexity: float = option(
+        2.0, "settings whose texts are this many times as perplexing as the base's are not chosen"
+    )
+    training_texts: int = option(8000, "texts a fine-tuned base reads, repeats counted")
+    examples: int = option(20, "prompts whose texts are shown, none of them picked")
+
+    def __post_init__(self) -> None:
+        _require_at_least(
+            1, tuning_prompts=self.tuning_prompts, training_texts=self.training_texts, examples=self.examples
+        )
+        if not self.budgets or not all(each > 0 for each in self.budgets):
+            raise InputError("budgets above 0", f"{list(self.budgets)}", "Try budgets = [1.0, 8.0].")
+        if not self.most_perplexity >= 1:
+            raise InputError("most_perplexity of at least 1", f"{self.most_perplexity:g}", "Try 2.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """Where a study runs that is too large for one process. Only `shares` changes what comes out."""
+
+    engine: Literal["local", "ray"] = option("local", "what draws and labels: this process, or Ray's actors")
+    address: str | None = option(
+        None, "Ray's head node as host:port (default: RAY_ADDRESS, or a cluster of this machine alone)"
+    )
+    actors: int | None = option(
+        None, "actors that draw or label at a time (default: one a GPU, or one a core, of all nodes)"
+    )
+    cpus: float = option(1.0, "cores an actor is given", flag="actor_cpus")
+    gpus: float | None = option(
+        None, "GPUs an actor is given (default: 1 to draw where there are any, 0 to label)", flag="actor_gpus"
+    )
+    attempts: int = option(3, "actors that may die over a shard before that is an error")
+    processes: int = option(1, "processes that train, on this machine")
+    shares: int | None = option(
+        None,
+        "divide the training texts and their states into so many parts, which processes read each for itself "
+        "(default: every process reads all)",
+    )
+    divide_base: bool = option(
+        False, "divide the base's layers among the processes that train (FSDP); its states are kept"
+    )
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether the guide is trained by processes of their own."""
+        return self.processes > 1 or self.shares is not None or self.divide_base
+
+    def __post_init__(self) -> None:
+        _require_at_least(1, actors=self.actors, attempts=self.attempts, processes=self.processes)
+        _require_at_least(1, shares=self.shares)
+        if self.shares is not None and self.shares % self.processes:
+            expected = f"shares that {self.processes} processes can divide evenly"
+            raise InputError(expected, f"{self.shares}", "Use a multiple.")
+        if not self.cpus > 0 or (self.gpus is not None and self.gpus < 0):
+            raise InputError(
+                "cpus above 0 and gpus of at least 0", f"{self.cpus} and {self.gpus}", "Try cpus = 1."
+            )
 
 
 def describe_section(config: Any, *left_out: str) -> dict[str, Any]:

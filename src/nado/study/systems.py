@@ -107,7 +107,7 @@ def write_texts(
     else:
         assert fallback is not None
         written = _search(system.searcher(fallback), prompts, config)
-    return written if system.oracle is None else _judge(written, system.oracle)
+    return written if system.oracle is None else judge_texts(written, system.oracle)
 
 
 def _sample(system: System, prompts: Sequence[Prompt], config: GenerateConfig) -> list[Written]:
@@ -141,7 +141,8 @@ def _search(model: GuidedModel, prompts: Sequence[Prompt], config: GenerateConfi
     return found
 
 
-def _judge(written: list[Written], oracle: Oracle) -> list[Written]:
+def judge_texts(written: Sequence[Written], oracle: Oracle) -> list[Written]:
+    """The same texts with what the oracle says of them, and of each of their parts."""
     conditions = [each.condition for each in written]
     labels = label(
         oracle, conditions, [each.text for each in written], finished=[each.finished for each in written]
