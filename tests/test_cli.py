@@ -412,7 +412,7 @@ def test_empty_unknown_and_too_many_keywords(study: Path, invoke: Invoke) -> Non
         ),
         (["steer"], None),
         (["run"], None),
-        (["generate"], None),
+        (["generate"], "expected either --keywords or --prompts; found neither."),
     ],
 )
 def test_wrong_usage_is_one_helpful_line(

@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from nado.decomposition import expected_log_r, log_one_minus
 from nado.errors import InputError
 from nado.guide import Guide
-from nado.heads import CHUNK_ENTRIES
+from nado.heads import chunk_rows
 from nado.objective import Reduced, prefix_mask
 from nado.training import CALIBRATION_BINS, Objective, calibration_error, evaluating
 from nado.training_data import Batch, TrainingData
@@ -102,7 +102,7 @@ def _start_log_odds(objective: Objective, batch: Batch) -> Tensor:
         batch.states[:, :1], batch.last_tokens[:, :1], left, batch.conditions, progress
     )[:, 0]
     found = []
-    for rows in torch.arange(len(left)).split(max(1, CHUNK_ENTRIES // reader.model.vocabulary_size)):
+    for rows in torch.arange(len(left)).split(chunk_rows(reader.model.vocabulary_size, left.device)):
         none = torch.zeros_like(rows, device=left.device)
         log_p = reader.logits(batch.states[rows, 0], none).float().log_softmax(dim=-1)
         log_r = guide.log_r(guide.scores(features[rows]), log_p, none).double()  # (n, V)

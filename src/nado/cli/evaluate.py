@@ -15,7 +15,7 @@ from nado.study.sections import describe_section
 @takes("oracle", "prompts", "generate", "evaluate", left_out=("held_out", "held_out_split"))
 def evaluate_command(
     settings: Settings,
-    guide: Annotated[Path, typer.Option(help="The guide's folder.")],
+    guide: Annotated[Path, typer.Option(help="The guide's folder, or an embedded one by its name.")],
     out: Annotated[Path | None, typer.Option(help="Keep texts and evaluation.json in this folder.")] = None,
     base: Annotated[str | None, typer.Option(help="Where the base is, if not where the guide says.")] = None,
     device: Annotated[str | None, typer.Option(help="Where to run (default: a GPU if there is one).")] = None,
@@ -34,7 +34,9 @@ def evaluate_command(
     from nado.study.guides import use_guide
     from nado.study.materials import digest_prompts, fill
     from nado.study.stages import Stage, require_same
+    from nado.tiny import locate_guide
 
+    guide = locate_guide(guide)
     used = use_guide(guide, oracle=settings.oracle(), name=base, device=device)
     if used.oracle is None:
         raise InputError("an oracle to judge with", "none", "Name it: --oracle file.py:name.")

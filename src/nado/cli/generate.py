@@ -23,7 +23,10 @@ _FIELDS = ("count", "strength", "target_rate", "seed", "batch_size")
 @takes("oracle", "generate", only=_FIELDS)
 def generate_command(
     settings: Settings,
-    guide: Annotated[Path, typer.Option(help="The guide's folder.")],
+    guide: Annotated[
+        Path | None,
+        typer.Option(help="The guide's folder, or an embedded one: keywords (the default) or positive."),
+    ] = None,
     keywords: Annotated[
         str | None, typer.Option(help='What the text shall have, separated by commas: "dog, ball, beach".')
     ] = None,
@@ -61,9 +64,10 @@ def generate_command(
     asked = _read_prompts(keywords, prompts)
     quieten()
     from nado.study.guides import use_guide
+    from nado.tiny import locate_guide
 
     used = use_guide(
-        guide,
+        locate_guide(guide),
         oracle=settings.oracle(),
         allow_other_base=allow_other_base,
         name=base,

@@ -20,6 +20,7 @@ from nado.huggingface.causal import CausalModel
 from nado.huggingface.encoder_decoder import EncoderDecoderModel
 from nado.huggingface.gguf_files import converted_gguf
 from nado.language_model import Completion
+from nado.tiny import locate_base
 from nado.warpers import Warpers
 
 log = logging.getLogger(__name__)
@@ -72,13 +73,14 @@ def load_model(
     cuda_graphs: bool = True,
     compiled: bool = False,
 ) -> CausalModel | EncoderDecoderModel:
-    """A language model from a hub name, a local folder or a `.gguf` file.
+    """A language model from a hub name, a local folder or a `.gguf` file; `tiny` is the embedded one.
 
     `warpers="checkpoint"` takes the warpers of the checkpoint's own generation config; otherwise that
     config is ignored, and what it would have changed is logged. `adapter` is a PEFT adapter for the base.
     The dtype is float32 on a CPU and bfloat16 on a GPU unless given; the device a GPU where there is one.
     `cuda_graphs` and `compiled` are for causal models; see `CausalModel`.
     """
+    name = locate_base(name)
     path = converted_gguf(Path(name)) if str(name).endswith(".gguf") else _existing(name)
     where = torch.device(device) if device is not None else _default_device()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}

@@ -1,0 +1,35 @@
+"""The embedded model: a small language model of English sentences and its guides, at hand without a network.
+
+`tiny` is its name wherever a base is asked for, and its guides' names stand for their folders. How they
+were made: `recipes/tiny/` in the repository.
+"""
+
+from pathlib import Path
+
+from nado.errors import InputError
+
+NAME = "tiny"
+GUIDES = {
+    "keywords": "the sentence has the given keywords, in any of their forms",
+    "positive": "the sentence has a positive sentiment",
+}
+
+_HERE = Path(__file__).parent
+
+
+def locate_base(name: str | Path) -> str | Path:
+    """The embedded base's folder where that is what is named; any other name as it is."""
+    return _HERE / "base" if str(name) == NAME else name
+
+
+def locate_guide(guide: str | Path | None = None) -> Path:
+    """The folder of a guide: a path as it is, an embedded guide by its name; None is the one for keywords."""
+    if guide is None:
+        return _HERE / "keywords"
+    path = Path(guide)
+    if path.exists() or str(guide) not in GUIDES:
+        return path
+    found = _HERE / str(guide)
+    if not found.exists():
+        raise InputError(f"the embedded guide {guide!r}", "none in this installation", "Install nado again.")
+    return found
