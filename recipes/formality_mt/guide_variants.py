@@ -1,0 +1,132 @@
+"""Training one guide of the table within the time there is."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import neighbours  # noqa: F401  (finds the clock of the CommonGen recipe)
+import numpy as np
+from progress_log import Clock
+from table_settings import GuideVariant
+
+from nado.guide import Guide
+from nado.samples import Samples
+from nado.storage import read_json, write_json
+from nado.study.guides import build_guide, part_names, train_guide
+from nado.study.materials import Materials
+from nado.training import TrainingConfig, train
+from nado.training_data import TrainingData
+
+_PROBE = 12  # steps that are timed; the first half warms up
+_PROBED = 4096  # texts they are taken from
+_FEWEST = 20  # steps that a guide is trained at least
+_SHOWN = 500  # steps between two lines of progress
+
+
+def fresh_guide(materials: Materials, cut_share: float = 0.0) -> Guide:
+    """An untrained guide of the study's shape: q is p."""
+    study = materials.study
+    return build_guide(
+        materials.reader,
+        materials.oracle,
+        materials.tasks.conditions,
+        study.guide,
+        base_name=Path(study.base.name).name,
+        prefixes=materials.prefixes,
+        cut_share=cut_share,
+    )
+
+
+def training_config(materials: Materials, variant: GuideVariant, steps: int) -> TrainingConfig:
+    """The study's own with this variant's weight and number of steps."""
+    config = materials.study.train
+    weight = config.consistency_weight if variant.consistency_weight is None else variant.consistency_weight
+    half = config.half and materials.base.device.type == "cuda"
+    return replace(
+        config,
+        consistency_weight=weight,
+        steps=steps,
+        half=half,
+        ramp_steps=min(config.ramp_steps, max(1, steps // 10)),
+        evaluate_every=max(1, steps // 6),
+    )
+
+
+def train_variant(
+    clock: Clock, materials: Materials, samples: Samples, variant: GuideVariant, seconds: float, folder: Path
+) -> dict[str, Any]:
+    """Train a guide on labelled samples and save it in `folder`/guide; returns how it went."""
+    cut = 1 - float(samples.array("finished").mean())
+    steps = plan_steps(materials, samples, variant, seconds, folder)
+    clock.say(f"  {steps} steps in {seconds:.0f} s")
+    guide = fresh_guide(materials, cut)
+
+    def show(step: int, row: dict[str, float]) -> None:
+        if step == 1 or step % _SHOWN == 0 or "held_out_loss" in row:
+            held = f", held out {row['held_out_loss']:.4f}" if "held_out_loss" in row else ""
+            clock.say(f"  {step}/{steps}: {row['loss']:.4f}{held}")
+
+    summary = train_guide(
+        guide,
+        materials.reader,
+        materials.oracle,
+        samples,
+        folder / "guide",
+        materials.study.data,
+        training_config(materials, variant, steps),
+        on_step=show,
+    )
+    facts = summary.describe()
+    return {
+        "steps": facts["steps"],
+        "texts": facts["texts"],
+        "ess": facts["ess"],
+        "satisfied_samples": facts["satisfied"],
+        "train_seconds": round(facts["seconds"], 1),
+        "tokens_per_s": facts["tokens"] / max(facts["seconds"], 1e-9),
+        "parameters": sum(each.numel() for each in guide.parameters()),
+        "best_step": facts["best_step"],
+        "best": facts["best"],
+    }
+
+
+def plan_steps(
+    materials: Materials, samples: Samples, variant: GuideVariant, seconds: float, folder: Path
+) -> int:
+    """Steps that fit into the time; settled once, so that a run that is taken up has the same ones."""
+    path = folder / "plan.json"
+    if not path.is_file():
+        most = materials.study.train.steps
+        a_step = seconds_a_step(materials, samples, variant)
+        fitting = most if seconds == float("inf") else int(seconds / a_step)
+        write_json(path, {"steps": max(min(_FEWEST, most), min(most, fitting)), "seconds_a_step": a_step})
+    return int(read_json(path)["steps"])
+
+
+def seconds_a_step(materials: Materials, samples: Samples, variant: GuideVariant) -> float:
+    """How long a step takes, by a few of them on a few of the texts, with a guide of their own."""
+    guide = fresh_guide(materials)
+    bits = guide.config.progress_bits
+    some = samples.filter(np.arange(len(samples)) < _PROBED)
+    data = TrainingData.from_samples(
+        some,
+        materials.reader,
+        progress_bits=bits,
+        both_labels=False,
+        part_names=part_names(guide, materials.oracle),
+    )
+    data.keep_states(materials.reader)
+    times: list[float] = []
+    config = replace(training_config(materials, variant, _PROBE), evaluate_every=0, save_every=0)
+    train(guide, materials.reader, data, config, on_step=lambda step, row: times.append(time.perf_counter()))
+    half = len(times) // 2
+    return (times[-1] - times[half]) / (len(times) - 1 - half)
+
+
+def share_time(clock: Clock, waiting: Sequence[GuideVariant], reserve: float) -> float:
+    """Seconds for the first of the guides that wait; all get the same share of what they ask for."""
+    asked = sum(each.seconds for each in waiting)
+    there = max(0.0, clock.left - reserve)
+    return waiting[0].seconds * min(1.0, there / asked)

@@ -1,0 +1,396 @@
+"""The study in one command: draw, label, train guides, decode Fisher test, score.
+
+    python recipes/formality_mt/run_formality.py --prepared local/formality_mt/study --work WORK --output OUT
+
+study.toml says what a guide is and how it is trained, table.toml what is varied. Each stage leaves its result
+in WORK and is not done again when the command is repeated with the same settings; one that was interrupted
+goes on. With `--deadline` guides are trained for as long as leaves time for all the rest. OUT gets run.json
+and every text as soon as they are there, and the scores at the end (or later, with score_formality.py).
+"""
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import neighbours  # noqa: F401  (finds the clock and the stages of the CommonGen recipe)
+import numpy as np
+from fudge_texts import Fudge
+from guide_variants import fresh_guide, share_time, train_variant
+from packing import pack_in_pieces
+from progress_log import Clock, Stages
+from results_envelope import envelope
+from score_formality import score_run
+from table_settings import GuideVariant, TableSettings, read_table
+from table_texts import BEAM, GREEDY, SAMPLE, Lines, Row, best_of_texts, search_texts, verified_texts
+
+from nado.drawing import draw
+from nado.errors import InputError, NadoError
+from nado.guidance import Guidance
+from nado.guide import Guide
+from nado.guide_files import load_guide
+from nado.oracles import audit
+from nado.proposals import tempered
+from nado.sample_labels import label_samples
+from nado.samples import Samples, read_samples
+from nado.storage import digest_json, write_atomically, write_json
+from nado.study import Study, read_study
+from nado.study.materials import Materials, digest_base, digest_prompts
+from nado.study.sections import describe_section
+from nado.study.systems import System, read_texts, save_texts
+from nado.versions import versions
+
+BASE, BEST_OF, FUDGE, VERIFIED = "base", "best_of", "fudge", "verified"
+# Seconds kept free before the deadline: for a line of the table, for a guide's own files, for the rest.
+_ROW_SECONDS = {GREEDY: 8.0, BEAM: 25.0, SAMPLE: 20.0}
+_FILE_SECONDS = 12.0
+_LAST_SECONDS = 30.0
+
+
+class Run:
+    """One call of the script."""
+
+    def __init__(self, study: Study, table: TableSettings, work: Path, output: Path, clock: Clock) -> None:
+        self.study, self.table, self.output, self.clock = study, table, output, clock
+        self.materials = Materials(study)
+        inputs = [
+            digest_base(study.base),
+            self.materials.oracle.fingerprint,
+            digest_prompts(self.materials.tasks.training),
+            digest_prompts(self.materials.tasks.held_out),
+        ]
+        self.stages = Stages(work, digest_json(inputs), clock)
+        self.lines: dict[str, dict[str, Any]] = {}
+        self.left_out: dict[str, str] = {}
+        self._texts: dict[str, dict[str, str]] = {}
+
+    def run(self) -> None:
+        """Everything; what was found so far is on disk after every step."""
+        tasks = self.materials.tasks
+        self.clock.say(
+            f"{len(tasks.training):,} sources, {len(tasks.held_out):,} of the test, {self.clock.device}"
+        )
+        self.decode_base()
+        for temperature in self.table.temperatures:
+            self.sample(temperature)
+        self.audit()
+        self.decode_fudge()
+        self.write()
+        waiting = list(self.table.guides)
+        while waiting:
+            self.train(waiting)
+            self.decode_guided(waiting.pop(0))
+            self.write()
+        self.clock.say("decoded")
+
+    # --- samples ----------------------------------------------------------------------------------------
+
+    def sample(self, temperature: float) -> None:
+        """Draw at a temperature and label, prefixes too."""
+        study, materials = self.study, self.materials
+
+        def work(folder: Path) -> dict[str, Any]:
+            draw(
+                materials.base,
+                materials.tasks.training,
+                folder,
+                samples_per_prompt=study.draw.samples_per_prompt,
+                proposal=tempered(temperature),
+                seed=study.draw.seed,
+                batch_size=study.draw.batch_size,
+            )
+            self.clock.say("  drawn")
+            samples = label_samples(
+                folder,
+                materials.oracle,
+                model=materials.base if materials.prefixes else None,
+                prefixes=materials.prefixes,
+                parts=study.label.parts,
+                workers=study.label.workers,
+                batch_size=study.label.batch_size,
+            )
+            return describe_samples(samples)
+
+        config = {
+            "draw": describe_section(study.draw),
+            "temperature": temperature,
+            "prefixes": materials.prefixes,
+        }
+        self.stages.run(_samples_name(temperature), config, [], work)
+
+    def samples(self, temperature: float) -> Samples:
+        """Labelled samples that were drawn at a temperature."""
+        return read_samples(self.stages.folder / _samples_name(temperature))
+
+    def audit(self) -> None:
+        """What the oracle really answers to, on texts of p."""
+
+        def work(folder: Path) -> dict[str, Any]:
+            samples = self.samples(self.table.temperatures[0])
+            found = audit(self.materials.oracle, samples.strings("text"), samples.strings("condition"))
+            return {"audit": found.to_json()}
+
+        self.stages.run("audit", {}, [_samples_name(self.table.temperatures[0])], work)
+
+    # --- guides -----------------------------------------------------------------------------------------
+
+    def train(self, waiting: Sequence[str]) -> None:
+        """Train the first of the waiting guides, for its share of the time that is left."""
+        name, several = waiting[0], [self.table.guides[each] for each in waiting]
+        variant = several[0]
+
+        def work(folder: Path) -> dict[str, Any]:
+            seconds = share_time(self.clock, several, self.reserve(waiting))
+            samples = self.samples(variant.temperature)
+            return train_variant(self.clock, self.materials, samples, variant, seconds, folder)
+
+        config = {
+            "guide": describe_section(self.study.guide),
+            "train": describe_section(self.study.train, "trackers", "save_every"),
+            "data": describe_section(self.study.data),
+            "consistency_weight": variant.consistency_weight,
+        }
+        self.stages.run(f"guide-{name}", config, [_samples_name(variant.temperature)], work)
+
+    def reserve(self, waiting: Sequence[str]) -> float:
+        """Seconds that everything but training will take from now on."""
+        rows = [row for name in waiting for row in self.rows_of(name)]
+        return sum(_ROW_SECONDS[row.decoding] for row in rows) + _FILE_SECONDS * len(waiting) + _LAST_SECONDS
+
+    def rows_of(self, name: str) -> list[Row]:
+        """The lines of one guide."""
+        variant: GuideVariant = self.table.guides[name]
+        rows = [Row(name, variant.title, GREEDY, strength) for strength in variant.strengths]
+        rows += [Row(name, variant.title, BEAM)] if variant.beam else []
+        chosen = self.table.verified
+        if chosen is not None and chosen.guide == name:
+            rows.append(Row(VERIFIED, f"{variant.title}, verified", SAMPLE))
+        return rows
+
+    @cached_property
+    def untrained(self) -> Guide:
+        """A guide of strength 0 is the base: it lends `generate` its shape."""
+        return fresh_guide(self.materials)
+
+    # --- the table's texts ------------------------------------------------------------------------------
+
+    def decode_base(self) -> None:
+        """The base alone: greedy, beam, best of n."""
+        system = System(BASE, self.materials.base, None, Guidance(), self.materials.oracle)
+        for decoding in (GREEDY, BEAM):
+            row = Row(BASE, "base", decoding)
+            self.line(row, [], asdict(self.table.search), partial(self._search, system, row))
+        settings = self.table.best_of
+        if settings is not None:
+            row = Row(BEST_OF, f"best of {settings.count}", SAMPLE)
+            work = partial(best_of_texts, system, self.prompts, settings, self._draw_batch)
+            self.line(row, [], asdict(settings), work)
+
+    def decode_fudge(self) -> None:
+        """FUDGE, which learns from the same samples as the guide of its temperature."""
+        settings = self.table.fudge
+        if settings is None:
+            return
+        trained: list[Fudge] = []  # made for the first line that is not there yet
+
+        def work(row: Row) -> Lines:
+            if not trained:
+                samples = self.samples(settings.temperature)
+                trained.append(Fudge(self.materials.base, self.materials.oracle, samples, settings))
+            return trained[0].write(self.prompts, row, self.table.search)
+
+        rows = [Row(FUDGE, "FUDGE", GREEDY, strength) for strength in settings.strengths]
+        for row in [*rows, Row(FUDGE, "FUDGE", BEAM)]:
+            config = {**asdict(settings), **asdict(self.table.search)}
+            try:
+                self.line(row, [_samples_name(settings.temperature)], config, partial(work, row))
+            except (ImportError, InputError) as error:
+                self.left_out[row.name] = str(error)
+                self.clock.say(f"{row.name}: left out: {error}")
+                return
+
+    def decode_guided(self, name: str) -> None:
+        """The lines of one guide, and the verified one where it is due."""
+        opened: list[System] = []  # loaded for the first line that is not there yet
+
+        def system() -> System:
+            if not opened:
+                folder = self.stages.folder / f"guide-{name}" / "guide"
+                oracle = self.materials.oracle
+                guide: Any = load_guide(folder, self.materials.reader, part_names=oracle.progress_names)
+                opened.append(System(name, self.materials.base, guide.eval(), Guidance(), oracle))
+            return opened[0]
+
+        for row in self.rows_of(name):
+            settings = self.table.verified
+            if row.system == VERIFIED and settings is not None:
+                config = asdict(settings)
+                work = partial(self._verify, system)
+            else:
+                config, work = asdict(self.table.search), partial(self._search_guided, system, row)
+            self.line(row, [f"guide-{name}"], config, work)
+
+    def _search(self, system: System, row: Row) -> Lines:
+        return search_texts(system, self.prompts, row, self.table.search, self.untrained)
+
+    def _search_guided(self, system: Callable[[], System], row: Row) -> Lines:
+        return self._search(replace(system(), guidance=Guidance(strength=row.strength)), row)
+
+    def _verify(self, system: Callable[[], System]) -> Lines:
+        assert self.table.verified is not None
+        return verified_texts(system(), self.prompts, self.table.verified, self._draw_batch)
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Every different source of the test."""
+        return self.materials.tasks.held_out
+
+    @property
+    def _draw_batch(self) -> int:
+        return self.study.draw.batch_size or self.table.search.batch
+
+    def line(self, row: Row, after: Sequence[str], config: dict[str, Any], work: Callable[[], Lines]) -> None:
+        """One line of the table as a stage."""
+
+        def write(folder: Path) -> dict[str, Any]:
+            found = work()
+            save_texts(found.texts, folder / "texts.jsonl")
+            return found.describe()
+
+        folder = self.stages.run(f"rows/{row.name}", {**asdict(row), **config}, after, write)
+        self.lines[row.name] = {**asdict(row), **self.stages.facts[f"rows/{row.name}"]}
+        self._texts[row.name] = {each.prompt: each.text for each in read_texts(folder / "texts.jsonl")}
+
+    # --- results ----------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """What is known so far, and the texts."""
+        metrics = {
+            "rows": list(self.lines.values()),
+            "left_out": self.left_out,
+            "stages": {name: each for name, each in self.stages.facts.items() if not name.startswith("rows")},
+            "table": self.table.describe(),
+            "study": {
+                "base": Path(self.study.base.name).name,
+                "length_limit": self.study.base.length_limit,
+                "threshold": self.study.oracle.get("threshold", 0.5),
+                "guide": describe_section(self.study.guide),
+                "train": describe_section(self.study.train),
+                "draw": describe_section(self.study.draw),
+            },
+            "versions": versions(),
+            "seconds": round(self.clock.elapsed, 1),
+        }
+        write_json(self.output / "run.json", envelope(metrics, "run_formality.py"))
+        lines = [
+            {"row": name, "source": source, "text": text}
+            for name, texts in self._texts.items()
+            for source, text in texts.items()
+        ]
+        content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+        packed = gzip.compress(content, mtime=0)
+        write_atomically(self.output / "texts.jsonl.gz", lambda path: _fill(path, packed))
+
+
+def _fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _samples_name(temperature: float) -> str:
+    return f"samples-{temperature:.3g}"
+
+
+def describe_samples(samples: Samples) -> dict[str, Any]:
+    """What was drawn, in numbers; `satisfied` is weighted back to p."""
+    lengths = np.diff(samples.ragged("tokens").offsets)
+    satisfied = samples.array("satisfied").astype(np.float64)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    log_weights = np.zeros(len(lengths))
+    difference = samples.ragged("log_p").values - samples.ragged("log_proposal").values
+    np.add.at(log_weights, owner, difference.astype(np.float64))
+    weights = np.exp(np.minimum(log_weights, np.log(10.0)))
+    return {
+        "texts": len(samples),
+        "tokens": int(lengths.sum()),
+        "finished": float(np.mean(samples.array("finished"))),
+        "satisfied_as_drawn": float(satisfied.mean()),
+        "satisfied_under_p": float((weights * satisfied).sum() / weights.sum()),
+        "effective_share": float(weights.sum() ** 2 / (weights**2).sum() / len(weights)),
+    }
+
+
+def require_prepared(study: Study, prepared: Path) -> None:
+    """Say at once what is missing."""
+    hint = "Run prepare_translation.py first; its help names the corpora it needs."
+    for path in (
+        study.prompts.file,
+        Path(study.oracle.get("folder", prepared)) / "classifier.json",
+        prepared / "test.jsonl.gz",
+    ):
+        if not Path(path).is_file():
+            raise InputError(f"the prepared file {path}", "none", hint)
+    name = study.base.name
+    if name.startswith((".", "/")) and not Path(name).is_dir():
+        raise InputError(
+            f"a base in the folder {name}",
+            "no such folder",
+            "Train it with train_translator.py and unpack it there, or name another: --set base.name=NAME.",
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """All stages, one after the other."""
+    options = _parse(arguments)
+    try:
+        study = read_study(options.study, options.settings)
+        require_prepared(study, options.prepared)
+        study = replace(study, label=replace(study.label, workers=max(1, options.workers)))
+        clock = Clock(options.output / "run.log", deadline=options.deadline)
+        Run(study, read_table(options.table), options.work, options.output, clock).run()
+        if options.keep:
+            pack_in_pieces(
+                options.work / f"guide-{options.keep}" / "guide", options.output, f"guide-{options.keep}"
+            )
+        if options.score:
+            score_run(options.output, options.prepared, clock.say)
+    except NadoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    here = Path(__file__).parent
+    parser.add_argument(
+        "--prepared", type=Path, required=True, help="the folder study of prepare_translation.py"
+    )
+    parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
+    parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
+    parser.add_argument("--study", type=Path, default=here / "study.toml", help="the study")
+    parser.add_argument("--table", type=Path, default=here / "table.toml", help="what is varied")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        help="replace a value of the study: train.steps=100",
+    )
+    parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
+    parser.add_argument("--keep", default="", help="a guide that is put into OUT, in pieces of 15 MiB")
+    parser.add_argument("--workers", type=int, default=1, help="processes that ask the oracle")
+    parser.add_argument(
+        "--no-score", dest="score", action="store_false", help="score later: score_formality.py"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""The table's numbers from the texts of a run: BLEU, chrF, both formality scores, intervals, paired tests.
+
+    python recipes/formality_mt/score_formality.py OUT --prepared local/formality_mt/study --record
+
+Needs no GPU. OUT is the --output of run_formality.py; formality_mt.json is written there.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import neighbours  # noqa: F401  (finds what puts results on record)
+import numpy as np
+from formality_classifiers import JUDGE, ORACLE
+from formality_oracle import FormalityOracle
+from formality_page import fill, results
+from raw_files import read_records, require_file
+from results_page import merge
+from style_judge import StyleJudge
+
+from nado.errors import NadoError
+from nado.metrics import Comparison, Metric, chrf, compare, mean, sacre_bleu, share
+from nado.storage import read_json, write_json
+from recording import RESULTS
+
+NAME = "formality_mt.json"
+_EXAMPLES = 20
+
+
+class Scored(NamedTuple):
+    """One line's metrics; every one is of the same utterances in the same order."""
+
+    texts: list[str]
+    metrics: dict[str, Metric]
+
+
+class FisherTest:
+    """Fisher test with its references, and both classifiers."""
+
+    def __init__(self, prepared: Path, threshold: float) -> None:
+        self.records = read_records(
+            require_file(prepared / "test.jsonl.gz", "the test set of prepare_translation.py"), "the test set"
+        )
+        self.sources = [each["source"] for each in self.records]
+        self.fluent = [row for row, each in enumerate(self.records) if each["fluent"]]
+        self.oracle = FormalityOracle(prepared / ORACLE, threshold)
+        self.judge = StyleJudge.load(prepared / JUDGE)
+
+    def groups(self, name: str) -> list[str]:
+        """What is resampled together: the texts of equal sources, which are equal."""
+        if name.endswith("fluent"):
+            return [self.sources[row] for row in self.fluent]
+        return self.sources
+
+    def score(self, texts: Sequence[str]) -> Scored:
+        """All metrics of one text an utterance."""
+        told = [texts[row] for row in self.fluent]
+        fluent = [self.records[row]["fluent"] for row in self.fluent]
+        original = [each["original"] for each in self.records]
+        oracle, judge = self.oracle.probabilities(texts), self.judge.probabilities(texts)
+        words = [float(len(text.split())) for text in texts]
+        metrics = {
+            "bleu_fluent": sacre_bleu(told, fluent),
+            "chrf_fluent": chrf(told, fluent),
+            "bleu_original": sacre_bleu(texts, original),
+            "formality_oracle": mean("formality, oracle", oracle, method="mean probability"),
+            "formality_judge": mean("formality, judge", judge, method="mean probability"),
+            "satisfied": mean("satisfied", (oracle >= self.oracle.classifier.threshold).astype(float)),
+            "words": mean("words", words),
+        }
+        return Scored(list(texts), metrics)
+
+    def compare(self, first: Scored, second: Scored) -> dict[str, Any]:
+        """First minus second, paired."""
+        found = {
+            name: _difference(compare(metric, second.metrics[name], self.groups(name)))
+            for name, metric in first.metrics.items()
+        }
+        same = np.mean([one == other for one, other in zip(first.texts, second.texts, strict=True)])
+        return {**found, "same_texts": float(same)}
+
+
+def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Score every line of a run and write `formality_mt.json` beside its texts."""
+    run = read_json(output / "run.json")
+    test = FisherTest(prepared, run["metrics"]["study"]["threshold"])
+    texts: dict[str, dict[str, str]] = {}
+    for each in read_records(output / "texts.jsonl.gz", "the texts of a run"):
+        texts.setdefault(each["row"], {})[each["source"]] = each["text"]
+    rows, scored = [], {}
+    for row in run["metrics"]["rows"]:
+        name = row_name(row)
+        scored[name] = test.score([texts[name][source] for source in test.sources])
+        rows.append({**row, "name": name, **_measures(test, scored[name])})
+        say(f"  {name}: BLEU {rows[-1]['bleu_fluent']:.2f}, formality {rows[-1]['formality_oracle']:.3f}")
+    for row in rows:
+        for title, other in rivals(row, rows):
+            row[title] = test.compare(scored[row["name"]], scored[other])
+    references = _references(test)
+    metrics = {
+        **run["metrics"],
+        "rows": rows,
+        "references": references,
+        "classifiers": read_json(prepared / "prepared.json")["classifiers"],
+        "examples": examples(test, texts, rows),
+    }
+    found = {**run, "metrics": metrics, "runs": [{**run["runs"][0], "metrics": list(metrics)}]}
+    write_json(output / NAME, found)
+    return found
+
+
+def row_name(row: dict[str, Any]) -> str:
+    """The name that run_formality.py gives a line's texts."""
+    strength = "" if row["strength"] == 1 else f"-strength{row['strength']:g}"
+    return f"{row['system']}-{row['decoding']}{strength}"
+
+
+def rivals(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What a line is compared with: the base, and FUDGE at the same strength, under the same search.
+
+    Sampled lines are compared with the greedy ones.
+    """
+    names = {each["name"] for each in rows}
+    decoding = row["decoding"] if row["decoding"] != "sample" else "greedy"
+    strength = "" if row["strength"] == 1 else f"-strength{row['strength']:g}"
+    found = []
+    if row["system"] != "base" and f"base-{decoding}" in names:
+        found.append(("against_base", f"base-{decoding}"))
+    fudge = f"fudge-{decoding}{strength}"
+    if row["system"] not in ("base", "fudge") and fudge in names:
+        found.append(("against_fudge", fudge))
+    return found
+
+
+def _measures(test: FisherTest, scored: Scored) -> dict[str, Any]:
+    measured = {name: metric.measure(test.groups(name)) for name, metric in scored.metrics.items()}
+    satisfied = share("satisfied", scored.metrics["satisfied"].rows[:, 0] > 0.5, test.sources)
+    measured["satisfied"] = satisfied
+    return {
+        **{name: each.value for name, each in measured.items()},
+        "interval": {name: [each.low, each.high] for name, each in measured.items()},
+    }
+
+
+def _references(test: FisherTest) -> dict[str, Any]:
+    """How formal people's own translations are, under both classifiers."""
+    kinds = {
+        "original": [ref for each in test.records for ref in each["original"]],
+        "fluent": [ref for each in test.records for ref in each["fluent"]],
+    }
+    return {
+        kind: {
+            "texts": len(texts),
+            "formality_oracle": float(test.oracle.probabilities(texts).mean()),
+            "formality_judge": float(test.judge.probabilities(texts).mean()),
+        }
+        for kind, texts in kinds.items()
+    }
+
+
+def examples(
+    test: FisherTest, texts: dict[str, dict[str, str]], rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Utterances at even distances, none selected, with the greedy texts at strength 1."""
+    names = [each["name"] for each in rows if each["decoding"] == "greedy" and each["strength"] == 1]
+    places = np.linspace(0, len(test.records) - 1, min(_EXAMPLES, len(test.records))).astype(int)
+    return [
+        {
+            "id": test.records[place]["id"],
+            "source": test.sources[place],
+            **{name: texts[name][test.sources[place]] for name in names},
+        }
+        for place in places.tolist()
+    ]
+
+
+def _difference(found: Comparison) -> dict[str, Any]:
+    return {"difference": found.difference, "low": found.low, "high": found.high, "p_value": found.p_value}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Score a run; fill the README and put the results on record if asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="--output of run_formality.py")
+    parser.add_argument(
+        "--prepared", type=Path, required=True, help="the folder study of prepare_translation.py"
+    )
+    parser.add_argument(
+        "--base", type=Path, help="base.json of train_translator.py, to be put on record, too"
+    )
+    parser.add_argument("--readme", type=Path, help="the README to fill")
+    parser.add_argument("--record", action="store_true", help="put the results into benchmarks/results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where that is")
+    options = parser.parse_args(arguments)
+    try:
+        found = score_run(options.run, options.prepared)
+        base = None if options.base is None else read_json(options.base)
+        if options.readme is not None:
+            fill(options.readme, results(found, base))
+        if options.record:
+            for each in (_without_examples(found), *([] if base is None else [_as_base(base)])):
+                merge(each, options.results / NAME)
+    except NadoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _without_examples(found: dict[str, Any]) -> dict[str, Any]:
+    """The numbers alone: examples quote a corpus under a licence of its own, and stand in the README."""
+    metrics = {name: value for name, value in found["metrics"].items() if name != "examples"}
+    return {**found, "metrics": metrics, "runs": [{**found["runs"][0], "metrics": list(metrics)}]}
+
+
+def _as_base(found: dict[str, Any]) -> dict[str, Any]:
+    """The base's training as one metric beside the table's."""
+    runs = [{**found["runs"][0], "metrics": ["translator"]}]
+    return {**found, "metrics": {"translator": found["metrics"]}, "runs": runs}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What is varied around a study, read from a TOML file: unknown names are errors, not silence."""
+
+import tomllib
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nado.errors import InputError
+
+SectionT = TypeVar("SectionT")
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How the lines of the table are decoded."""
+
+    beams: int = 5
+    batch: int = 1024
+
+
+@dataclass(frozen=True)
+class BestOfSettings:
+    """Best of n samples of the base."""
+
+    count: int = 8
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class FudgeSettings:
+    """The baseline that learns from the same samples."""
+
+    temperature: float = 1.0
+    texts: int = 40_000
+    strengths: tuple[float, ...] = (1.0, 2.0)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class VerifiedSettings:
+    """Draws from a guided model until the oracle says yes."""
+
+    guide: str
+    budget: int = 16
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class GuideVariant:
+    """A guide of the table: what differs from the study's own."""
+
+    title: str
+    temperature: float = 1.0  # its samples were drawn at
+    consistency_weight: float | None = None  # None: the study's
+    strengths: tuple[float, ...] = (1.0,)
+    beam: bool = False  # decoded with beams, too, at strength 1
+    seconds: float = 60.0  # of training at most; less where a deadline is near
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """The whole table."""
+
+    guides: dict[str, GuideVariant]
+    search: SearchSettings = field(default_factory=SearchSettings)
+    best_of: BestOfSettings | None = None
+    fudge: FudgeSettings | None = None
+    verified: VerifiedSettings | None = None
+
+    @property
+    def temperatures(self) -> list[float]:
+        """Every temperature that samples are drawn at."""
+        fudge = [] if self.fudge is None else [self.fudge.temperature]
+        return list(dict.fromkeys([*(each.temperature for each in self.guides.values()), *fudge]))
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def read_table(path: Path) -> TableSettings:
+    """Settings from a file."""
+    if not path.is_file():
+        raise InputError(
+            f"the table's settings {path}", "no such file", "Use recipes/formality_mt/table.toml."
+        )
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    _require_known(table, [each.name for each in fields(TableSettings)], path.name)
+    guides = {
+        name: _section(GuideVariant, each, f"guides.{name}") for name, each in table.get("guides", {}).items()
+    }
+    if not guides:
+        raise InputError(f"at least one [guides.NAME] in {path.name}", "none", "Add one with a title.")
+    verified = _optional(VerifiedSettings, table, "verified")
+    if verified is not None and verified.guide not in guides:
+        raise InputError(f"one of the guides {', '.join(guides)}", verified.guide, "Name it in [verified].")
+    return TableSettings(
+        guides=guides,
+        search=_section(SearchSettings, table.get("search", {}), "search"),
+        best_of=_optional(BestOfSettings, table, "best_of"),
+        fudge=_optional(FudgeSettings, table, "fudge"),
+        verified=verified,
+    )
+
+
+def _optional(kind: type[SectionT], table: dict[str, Any], name: str) -> SectionT | None:
+    return _section(kind, table[name], name) if name in table else None
+
+
+def _section(kind: type[SectionT], table: dict[str, Any], where: str) -> SectionT:
+    known = fields(kind)  # type: ignore[arg-type]
+    _require_known(table, [each.name for each in known], where)
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
+
+
+def _require_known(table: dict[str, Any], names: list[str], where: str) -> None:
+    unknown = [name for name in table if name not in names]
+    if unknown:
+        raise InputError(f"the names {', '.join(names)} in {where}", unknown[0], "Check its spelling.")
