@@ -49,24 +49,27 @@ def main() -> None:
     torch.manual_seed(0)
     model = load_model(options.model, length_limit=options.limit)
     assert isinstance(model, CausalModel)
-    where = "h200" if model.device.type == "cuda" else "cpu"
-    timings = {"135M": measure(model, options, list(GUIDES), options.batches)}
     large, largest = max(options.batches), f"b{max(options.batches)}"
-    metrics: dict[str, Any] = {f"timings_{where}": timings}
-    if where == "cpu":
-        metrics["time_ratio_cpu_light"] = timings["135M"][largest]["light"]["ratio"]
-    else:
-        some = ["4x768", "light", "4x768 with oracle"]
-        timings["135M static"] = measure(model, options, some, [large], cache="static")
-        found = timings["135M static"][largest]
-        metrics[f"time_ratio_h200_{largest}_4x768"] = found["4x768"]["ratio"]
-        metrics[f"time_ratio_h200_{largest}_light"] = found["light"]["ratio"]
-        if options.billion:
-            timings["1B static"] = measure(
-                billion(model, options), options, ["light"], [large], cache="static"
-            )
-            metrics[f"time_ratio_h200_{largest}_1b"] = timings["1B static"][largest]["light"]["ratio"]
-    print(json.dumps(metrics, indent=2))
+    if model.device.type == "cpu":
+        found = measure(model, options, list(GUIDES), options.batches)
+        write({"timings_cpu": found, "time_ratio_cpu_light": found[largest]["light"]["ratio"]}, options)
+        return
+    # Written part by part, what is on record first: a run that is cut short has measured something.
+    found = measure(model, options, ["4x768", "light", "4x768 with oracle"], [large], cache="static")
+    ratios = {
+        f"time_ratio_h200_{largest}_{name}": found[largest][name]["ratio"] for name in ("4x768", "light")
+    }
+    write({**ratios, "timings_h200_static": found}, options)
+    if options.billion:
+        found = measure(billion(model, options), options, ["light"], [large], cache="static")
+        ratio = found[largest]["light"]["ratio"]
+        write({f"time_ratio_h200_{largest}_1b": ratio, "timings_h200_static_1b": found}, options)
+    found = measure(model, options, list(GUIDES), options.batches)
+    write({"timings_h200_dynamic": found}, options)
+
+
+def write(metrics: dict[str, Any], options: argparse.Namespace) -> None:
+    print(json.dumps(metrics, indent=2), flush=True)
     record("overhead", metrics, output=options.output)
 
 

@@ -55,7 +55,9 @@ def command() -> str:
         at = words.index("--output")
         words = words[:at] + words[at + 2 :]
     arguments = [Path(a).name if Path(a).is_absolute() else a for a in words]
-    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments])
+    script, root = Path(sys.argv[0]).resolve(), RESULTS.parent.parent.resolve()
+    name = script.relative_to(root).as_posix() if script.is_relative_to(root) else script.name
+    return " ".join(["python", name, *arguments])
 
 
 def commit() -> str:
