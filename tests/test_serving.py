@@ -511,13 +511,9 @@ def test_the_widest_prompt_fits_the_base(served: ServedModel) -> None:
 def test_the_embedded_guides_are_served_where_none_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nado.tiny.locate_guide", lambda: tmp_path / "keywords")
-    with pytest.raises(InputError) as error:
+    monkeypatch.setattr("nado.tiny._HERE", tmp_path)
+    with pytest.raises(InputError, match="expected the embedded guide 'keywords'; found none"):
         default_sources()
-    assert str(error.value) == (
-        "expected a guide to serve; found none named, and none in this installation. "
-        "Name its folder: nado serve --guide FOLDER."
-    )
     for name in ("positive", "keywords"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").touch()

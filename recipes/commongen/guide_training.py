@@ -26,7 +26,7 @@ _PROBE = 12  # steps that are timed; the first half warms up
 _FEWEST = 20  # steps that a guide is trained at least
 _LOOKS = 6  # evaluations on held-out texts
 _SHOWN = 250  # steps between two lines of progress
-_SAVED = 2000  # steps between checkpoints
+_SAVED = 1000  # steps between checkpoints
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ def training_config(settings: GuideSettings, steps: int, device: torch.device) -
         stop_weight=labelled,
         parts_weight=0.5 * labelled,
         half=device.type == "cuda",
+        compiled=settings.compiled and device.type == "cuda",
         seed=settings.seed,
         evaluate_every=max(1, steps // _LOOKS),
         save_every=_SAVED,

@@ -129,11 +129,4 @@ def default_sources() -> list[GuideSource]:
 
     first = locate_guide()
     folders = [first, *(first.with_name(name) for name in GUIDES if name != first.name)]
-    found = [GuideSource(each.name, each) for each in folders if (each / "config.json").is_file()]
-    if not found:
-        raise InputError(
-            "a guide to serve",
-            "none named, and none in this installation",
-            "Name its folder: nado serve --guide FOLDER.",
-        )
-    return found
+    return [GuideSource(each.name, each) for each in folders if (each / "config.json").is_file()]

@@ -1,7 +1,7 @@
-"""The embedded model: a small language model of English sentences and its guides, at hand without a network.
+"""The embedded model: a small language model of English sentences, at hand without a network.
 
-`tiny` is its name wherever a base is asked for, and its guides' names stand for their folders. How they
-were made: `recipes/tiny/` in the repository.
+`tiny` is its name wherever a base is asked for, and its guides' names stand for their folders. How it was
+made: `recipes/tiny/` in the repository.
 """
 
 from pathlib import Path
@@ -24,12 +24,13 @@ def locate_base(name: str | Path) -> str | Path:
 
 def locate_guide(guide: str | Path | None = None) -> Path:
     """The folder of a guide: a path as it is, an embedded guide by its name; None is the one for keywords."""
-    if guide is None:
-        return _HERE / "keywords"
-    path = Path(guide)
-    if path.exists() or str(guide) not in GUIDES:
-        return path
-    found = _HERE / str(guide)
+    if guide is not None and (Path(guide).exists() or str(guide) not in GUIDES):
+        return Path(guide)
+    found = _HERE / str(guide or "keywords")
     if not found.exists():
-        raise InputError(f"the embedded guide {guide!r}", "none in this installation", "Install nado again.")
+        raise InputError(
+            f"the embedded guide {found.name!r}",
+            "none: guides are not part of the package yet",
+            "Train one: nado run examples/demo/demo.toml, or recipes/tiny/keywords.toml.",
+        )
     return found
