@@ -33,6 +33,7 @@ from nado.objective import (
     importance_weights,
     interior_mask,
     label_finished,
+    log_consistency_loss,
     prefix_mask,
     reduce_vocabulary,
     shift_log_odds,
@@ -91,10 +92,19 @@ def check_consistency(problem: Problem, loss: Consistency) -> None:
         assert float(terms[through, len(longer)].min()) > 1e-4
 
 
+@pytest.mark.parametrize("loss", [consistency_loss, log_consistency_loss])
 @settings(exactly, max_examples=15)
-@given(problems(min_length=2, settled=True))
-def test_consistency_is_zero_at_the_exact_r_and_only_there(problem: Problem) -> None:
-    check_consistency(problem, consistency_loss)
+@given(problem=problems(min_length=2, settled=True))
+def test_consistency_is_zero_at_the_exact_r_and_only_there(loss: Consistency, problem: Problem) -> None:
+    check_consistency(problem, loss)
+
+
+def test_consistency_in_logs_sees_small_chances() -> None:
+    log_s, log_r = torch.tensor([[0.0, math.log(0.005)]]), torch.tensor([[0.0, math.log(0.0002), 0.0]])
+    values = Reduced(log_r, torch.log1p(-log_r.exp()), log_s, torch.log1p(-log_s.exp()))
+    lengths = torch.tensor([2])
+    assert float(consistency_loss(values, lengths).sum()) < 0.02
+    assert float(log_consistency_loss(values, lengths).sum()) == pytest.approx(math.log(25) - 0.5)
 
 
 def consistency_shifted_by_one(values: Reduced, lengths: Tensor) -> Tensor:

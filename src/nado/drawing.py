@@ -45,7 +45,7 @@ _PICK, _SWITCH = -1, -2
 _REFILL_SHARE = 8  # refill once an eighth of the rows stand idle
 _LOOK_AHEAD = 4096  # different prompts offered at first to a model that reads ahead
 _BACKLOG = 8  # harvests that may wait to be made text of, before drawing waits for them
-_SHARD_BATCHES = 16  # batches in a shard
+SHARD_BATCHES = 16  # batches in a shard
 
 OnRows: TypeAlias = Callable[[int, int], None]  # told how many more rows and tokens are done
 
@@ -74,8 +74,8 @@ def draw(
     """
     proposal = proposal if proposal is not None else Proposal()
     proposal.require_covers(model)
-    _require_prompts(prompts)
-    _require_sizes(samples_per_prompt=samples_per_prompt, batch_size=batch_size, shard_rows=shard_rows)
+    require_prompts(prompts)
+    require_sizes(samples_per_prompt=samples_per_prompt, batch_size=batch_size, shard_rows=shard_rows)
     target = samples_folder(folder)
     with hold(target.path):
         batch_size, shard_rows = _sizes(target, model, batch_size, shard_rows)
@@ -88,7 +88,7 @@ def draw(
             "batch_size": batch_size,
             "shard_rows": shard_rows,
         }
-        shards = _shards(len(prompts) * samples_per_prompt, shard_rows)
+        shards = cut_shards(len(prompts) * samples_per_prompt, shard_rows)
         manifest = target.open(config, len(shards))
         missing = target.missing(manifest)
         meter = Meter([len(rows) for rows in shards], missing, on_progress)
@@ -489,7 +489,7 @@ def _to_table(
 # --- runs ---------------------------------------------------------------------------------------------
 
 
-def _shards(total: int, shard_rows: int) -> list[range]:
+def cut_shards(total: int, shard_rows: int) -> list[range]:
     """The rows of each shard."""
     return [range(first, min(first + shard_rows, total)) for first in range(0, total, shard_rows)]
 
@@ -503,7 +503,7 @@ def _sizes(
     """
     begun = target.manifest()["config"] if target.manifest_path.exists() else {}
     batch_size = batch_size or begun.get("batch_size") or default_batch_size(model)
-    return batch_size, shard_rows or begun.get("shard_rows") or _SHARD_BATCHES * batch_size
+    return batch_size, shard_rows or begun.get("shard_rows") or SHARD_BATCHES * batch_size
 
 
 def _finish(target: Folder, manifest: dict[str, Any], proposal: Proposal) -> Samples:
@@ -517,7 +517,7 @@ def _finish(target: Folder, manifest: dict[str, Any], proposal: Proposal) -> Sam
     return samples
 
 
-def _require_prompts(prompts: Sequence[Prompt]) -> None:
+def require_prompts(prompts: Sequence[Prompt]) -> None:
     if not prompts:
         raise InputError("at least one prompt", "none", "Give prompts, for instance read_prompts(file).")
     for each in prompts:
@@ -529,7 +529,7 @@ def _require_prompts(prompts: Sequence[Prompt]) -> None:
             )
 
 
-def _require_sizes(**sizes: int | None) -> None:
+def require_sizes(**sizes: int | None) -> None:
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise InputError(f"{name} of at least 1", f"{size}", "Ask for 1 or more.")

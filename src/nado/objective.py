@@ -28,6 +28,9 @@ WeightForm = Literal["whole", "suffix"]
 # The finite stand-in for log 0 inside a loss: one contradicted certainty must not turn a batch into inf.
 LOG_FLOOR = -100.0
 
+# Chances below this are all the same to `log_consistency_loss`: e^−12 is one text in 160,000.
+LOG_CONSISTENCY_FLOOR = -12.0
+
 # Below this many texts of a prompt, dividing by their mean weight is more biased than it is worth.
 SELF_NORMALISATION_MINIMUM = 32
 
@@ -102,6 +105,23 @@ def consistency_loss(reduced: Reduced, lengths: Tensor, stop_gradient: StopGradi
         *_held((reduced.log_s[:, 1:], reduced.log_not_s[:, 1:]), stop_gradient == "sum"),
         *_held((reduced.log_r[:, 1:-1], reduced.log_not_r[:, 1:-1]), stop_gradient == "prefix"),
     )
+    terms = torch.nn.functional.pad(terms, (1, 1))  # (B, T + 1)
+    return torch.where(interior_mask(lengths, terms.shape[1]), terms, 0.0)
+
+
+def log_consistency_loss(
+    reduced: Reduced, lengths: Tensor, stop_gradient: StopGradient = "neither"
+) -> Tensor:
+    """Eq. 6 once more, as a Huber loss of log S_{i+1} − log R(x, y≤i) at i = 1 … T − 1: (B, T + 1).
+
+    What decodes is the ratio of R's, and where a text is about to end in vain all of them are small: f_KL of
+    0.005 and 0.0002 is next to nothing, though one lets the text end and the other does not. Both losses are
+    0 at the exact R and only there.
+    """
+    log_s = reduced.log_s[:, 1:].detach() if stop_gradient == "sum" else reduced.log_s[:, 1:]
+    log_r = reduced.log_r[:, 1:-1].detach() if stop_gradient == "prefix" else reduced.log_r[:, 1:-1]
+    log_r, log_s = (at_least_float32(each).clamp(min=LOG_CONSISTENCY_FLOOR) for each in (log_r, log_s))
+    terms = torch.nn.functional.huber_loss(log_r, log_s, reduction="none")
     terms = torch.nn.functional.pad(terms, (1, 1))  # (B, T + 1)
     return torch.where(interior_mask(lengths, terms.shape[1]), terms, 0.0)
 

@@ -61,7 +61,7 @@ def label_samples(
     if batch_size < 1:
         raise InputError("batch_size of at least 1", f"{batch_size}", "Ask for 1 or more.")
     source = samples_folder(folder)
-    drawn = _read_manifest(source)
+    drawn = read_complete_manifest(source)
     decode = _prefix_reader(drawn, model) if prefixes else None
     target = labels_folder(folder)
     config = {
@@ -80,7 +80,7 @@ def label_samples(
             with closing(cast(Generator[Labels, None, None], answers)):
                 for index in work.missing:
                     labels = _collect(itertools.islice(answers, work.count(index)), meter)
-                    target.write(index, _to_table(work.take_rows(index), labels))
+                    target.write(index, to_table(work.take_rows(index), labels))
         except OracleError as error:
             raise OracleError(
                 error.expected,
@@ -89,7 +89,7 @@ def label_samples(
                 f"delete {target.path} and label again.",
             ) from error
         if None in manifest["shards"]:
-            _finish(target, manifest, oracle)
+            finish_labels(target, manifest, oracle)
     return read_samples(folder)
 
 
@@ -164,7 +164,7 @@ def _number_prefixes(tokens: Ragged) -> tuple[list[list[int]], list[tuple[int, i
     return numbers, places
 
 
-def _read_manifest(source: Folder) -> dict[str, Any]:
+def read_complete_manifest(source: Folder) -> dict[str, Any]:
     """The manifest of samples that are all there."""
     manifest = source.manifest()
     source.require_all(manifest)
@@ -219,7 +219,7 @@ def relabel(
         finished=samples.array("finished"),
         prefixes=texts,
     )
-    answered = _to_table(samples.table["row"], labels)
+    answered = to_table(samples.table["row"], labels)
     table = samples.table
     for name in LABEL_SCHEMA.names:
         if name in table.column_names and name != "row":
@@ -230,7 +230,8 @@ def relabel(
     return Samples(table, samples.uncorrected)
 
 
-def _to_table(rows: pa.ChunkedArray, labels: Labels) -> pa.Table:
+def to_table(rows: pa.ChunkedArray, labels: Labels) -> pa.Table:
+    """Labels as a shard holds them."""
     columns = {name: _to_lists(getattr(labels, name), len(labels)) for name in ("parts", "stops", "progress")}
     return pa.table({"row": rows, "satisfied": labels.satisfied, **columns}).cast(LABEL_SCHEMA)
 
@@ -241,7 +242,7 @@ def _to_lists(column: Ragged | None, rows: int) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(column.offsets, pa.int32()), pa.array(column.values))
 
 
-def _finish(target: Folder, manifest: dict[str, Any], oracle: Oracle) -> None:
+def finish_labels(target: Folder, manifest: dict[str, Any], oracle: Oracle) -> None:
     """Say in the manifest what the oracle answered; one answer only is said aloud as well."""
     satisfied = target.read(manifest)["satisfied"].to_numpy()
     notes = one_sided(satisfied, oracle.name)

@@ -20,6 +20,7 @@ from nado.objective import (
     StopGradient,
     consistency_loss,
     interior_mask,
+    log_consistency_loss,
     prefix_mask,
     shift_log_odds,
     stop_loss,
@@ -58,7 +59,10 @@ class TrainingConfig:
     weight_decay: float = option(0.01, "AdamW's weight decay")
     clip: float = option(1.0, "largest norm of the gradient")
     consistency_weight: float = option(1.0, "of the consistency loss, the paper's lambda")
-    stop_gradient: StopGradient = option("neither", "side of the consistency loss held fixed")  # noqa: RUF009
+    log_consistency_weight: float = option(
+        0.0, "of consistency in logs, which small chances are learned faster with"
+    )
+    stop_gradient: StopGradient = option("neither", "side of the consistency losses held fixed")  # noqa: RUF009
     stop_weight: float = option(1.0, "of stop labels, where the samples have them")
     parts_weight: float = option(0.5, "of the auxiliary per-part loss, where the oracle has parts")
     warm_up: bool = option(False, "maximise log q of satisfied texts instead: this fixes only the shape of R")
@@ -123,7 +127,7 @@ class TrainingSummary:
 
 
 class Losses(NamedTuple):
-    """The six losses, as sums over positions or as counts of them."""
+    """The seven losses, as sums over positions or as counts of them."""
 
     success: Tensor
     consistency: Tensor
@@ -131,6 +135,7 @@ class Losses(NamedTuple):
     parts: Tensor
     warm_up: Tensor
     excess: Tensor  # how far a norm head goes above log R = 0
+    log_consistency: Tensor
 
     def over(self, counts: "Losses") -> "Losses":
         """Means from sums and counts; a loss without positions is 0."""
@@ -143,6 +148,7 @@ class Losses(NamedTuple):
         return (
             self.success
             + config.consistency_weight * self.consistency
+            + config.log_consistency_weight * self.log_consistency
             + config.stop_weight * self.stop
             + config.parts_weight * self.parts
             + self.excess
@@ -157,14 +163,15 @@ def count_positions(lengths: Tensor, multiplicity: Tensor, satisfied: Tensor, pa
     """
     many, lengths = multiplicity.double(), lengths.double()
     known = torch.zeros_like(lengths) if parts is None else (parts >= 0).sum(dim=1)
-    real = (lengths * many).sum()
+    real, interior = (lengths * many).sum(), ((lengths - 1).clamp(min=0) * many).sum()
     counts = (
         ((lengths + 1) * many).sum(),
-        ((lengths - 1).clamp(min=0) * many).sum(),
+        interior,
         real,
         (lengths * many * known).sum(),
         (lengths * many * satisfied).sum(),
         real,
+        interior,
     )
     return Losses(*(count.float() for count in counts))
 
@@ -200,6 +207,7 @@ class Objective(torch.nn.Module):
             parts,
             add_up(warm_up_loss(reduced, batch.log_p, batch.satisfied, batch.lengths)),
             add_up(excess),
+            add_up(log_consistency_loss(reduced, batch.lengths, self.config.stop_gradient)),
         )
         counts = count_positions(batch.lengths, batch.multiplicity, batch.satisfied, batch.parts)
         return sums, counts, reduced

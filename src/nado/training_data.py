@@ -23,7 +23,7 @@ from nado.samples import Ragged, Samples
 
 log = logging.getLogger(__name__)
 
-_BUCKETS = 4  # batches sorted by length together: less padding, but length says much about the label
+BUCKETS = 4  # batches sorted by length together: less padding, but length says much about the label
 _READ_TOKENS = 2**17  # tokens the base reads at once when its states are kept
 
 
@@ -129,7 +129,7 @@ class TrainingData:
         lengths = torch.from_numpy(np.diff(samples.ragged("tokens").offsets))
         satisfied = torch.from_numpy(samples.array("satisfied").astype(bool))
         if both_labels:
-            _require_both_labels(satisfied)
+            require_both_labels(satisfied)
         prompts, texts = samples.strings("prompt"), samples.strings("condition")
         names = list(dict.fromkeys(texts))
         place = {name: number for number, name in enumerate(names)}
@@ -242,7 +242,7 @@ class TrainingData:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
         shuffled = torch.randperm(len(self), generator=generator)
         batches: list[Tensor] = []
-        for chunk in shuffled.split(batch_size * _BUCKETS):
+        for chunk in shuffled.split(batch_size * BUCKETS):
             batches += chunk[self.lengths[chunk].argsort(stable=True)].split(batch_size)
         return [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
 
@@ -355,7 +355,8 @@ def _spread_bits(
         target[inside & rows[:, None]] = own
 
 
-def _require_both_labels(satisfied: Tensor) -> None:
+def require_both_labels(satisfied: Tensor) -> None:
+    """Refuse samples from which nothing can be learned."""
     positives = int(satisfied.sum())
     if positives == 0:
         raise InputError(

@@ -1,7 +1,8 @@
 """`nado run`: a whole study from one TOML file."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,9 +27,9 @@ def run_command(
         ),
     ] = False,
     engine: Annotated[
-        Literal["local", "ray"],
-        typer.Option(help="What draws and labels: this process, or actors of a Ray cluster."),
-    ] = "local",
+        Literal["local", "ray"] | None,
+        typer.Option(help="What draws and labels: this process (local), or actors of a Ray cluster."),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(help="Ray's head node as host:port (default: RAY_ADDRESS, or this machine alone)."),
@@ -36,11 +37,13 @@ def run_command(
     actors: Annotated[
         int | None, typer.Option(help="Actors at a time (default: one a GPU, or one a core, of all nodes).")
     ] = None,
-    actor_cpus: Annotated[float, typer.Option(help="Cores an actor is given.")] = 1.0,
+    actor_cpus: Annotated[float | None, typer.Option(help="Cores an actor is given (default: 1).")] = None,
     actor_gpus: Annotated[
         float | None, typer.Option(help="GPUs an actor is given (default: 1 to draw where there are any).")
     ] = None,
-    processes: Annotated[int, typer.Option(help="Processes that train, on this machine.")] = 1,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that train, on this machine (default: 1).")
+    ] = None,
     shares: Annotated[
         int | None,
         typer.Option(
@@ -49,28 +52,31 @@ def run_command(
         ),
     ] = None,
     divide_base: Annotated[
-        bool, typer.Option("--divide-base", help="Divide the base's layers among those processes (FSDP).")
-    ] = False,
+        bool | None,
+        typer.Option("--divide-base", help="Divide the base's layers among those processes (FSDP)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
 ) -> None:
     """Run a study: draw, label, train, generate and evaluate from one TOML file.
 
-    Finished stages are reused, begun ones taken up where they stopped.
+    Finished stages are reused, begun ones taken up where they stopped. What is said here about engines and
+    processes goes before the file's section [distributed].
     """
     from nado.study.reading import read_study
-    from nado.study.sections import DistributedConfig
 
-    distributed = DistributedConfig(
-        engine=engine,
-        address=address,
-        actors=actors,
-        cpus=actor_cpus,
-        gpus=actor_gpus,
-        processes=processes,
-        shares=shares,
-        divide_base=divide_base,
-    )
     read = read_study(study, settings or ())
+    asked = {
+        "engine": engine,
+        "address": address,
+        "actors": actors,
+        "cpus": actor_cpus,
+        "gpus": actor_gpus,
+        "processes": processes,
+        "shares": shares,
+        "divide_base": divide_base,
+    }
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    distributed = replace(read.distributed, **given)
     quieten()
     from nado.study.evaluation import table_rows
     from nado.study.running import run_study

@@ -126,9 +126,9 @@ def train_guide(
 ) -> TrainingSummary:
     """Train a guide on labelled samples and save it in `folder`; after an interruption it goes on."""
     kept, held = hold_out(samples, data.held_out, config.seed)
-    learned = _prepare(kept, guide, reader, oracle, data)
-    judged = None if held is None else _prepare(held, guide, reader, oracle, data, both_labels=False)
-    if _keeps(data, learned, reader):
+    learned = prepare_texts(kept, guide, reader, oracle, data)
+    judged = None if held is None else prepare_texts(held, guide, reader, oracle, data, both_labels=False)
+    if keeps_states(data, learned, reader):
         for each in (learned, judged):
             if each is not None:
                 each.keep_states(reader)
@@ -140,11 +140,11 @@ def train_guide(
         held_out=judged,
         folder=folder / "checkpoints",
         on_step=on_step,
-        measure=_measure(reader, oracle, held or kept) if config.measure_every else None,
+        measure=measure_satisfaction(reader, oracle, held or kept) if config.measure_every else None,
     )
     table = None
     if judged is not None and data.calibrate and not config.warm_up:
-        table = _calibrate(guide, reader, config, judged)
+        table = calibrate_guide(guide, reader, config, judged)
     save_guide(
         guide,
         folder,
@@ -166,7 +166,7 @@ def hold_out(samples: Samples, share: float, seed: int) -> tuple[Samples, Sample
     return (samples, None) if len(samples) < 2 else (samples.filter(~chosen), samples.filter(chosen))
 
 
-def _prepare(
+def prepare_texts(
     samples: Samples,
     guide: Guide,
     reader: HuggingFaceReader,
@@ -175,6 +175,7 @@ def _prepare(
     *,
     both_labels: bool = True,
 ) -> TrainingData:
+    """Labelled samples as a guide learns from them."""
     prepared = TrainingData.from_samples(
         samples,
         reader,
@@ -190,7 +191,7 @@ def _prepare(
     return prepared
 
 
-def _measure(reader: HuggingFaceReader, oracle: Oracle, samples: Samples) -> Measure:
+def measure_satisfaction(reader: HuggingFaceReader, oracle: Oracle, samples: Samples) -> Measure:
     """What is measured of a guide in training: how many of a few texts it leads satisfy the oracle."""
     pairs = zip(samples.strings("prompt"), samples.strings("condition"), strict=True)
     prompts = [Prompt(*pair) for pair in dict.fromkeys(pairs)][:_MEASURED_PROMPTS]
@@ -204,14 +205,15 @@ def _measure(reader: HuggingFaceReader, oracle: Oracle, samples: Samples) -> Mea
     return measure
 
 
-def _keeps(data: DataConfig, learned: TrainingData, reader: HuggingFaceReader) -> bool:
+def keeps_states(data: DataConfig, learned: TrainingData, reader: HuggingFaceReader) -> bool:
+    """Whether the base's states of these texts are read once and kept."""
     if data.keep_states != "auto":
         return data.keep_states
     size = reader.model.model.dtype.itemsize
     return int(learned.lengths.sum()) * reader.state_size * size < _KEPT_BYTES
 
 
-def _calibrate(
+def calibrate_guide(
     guide: Guide, reader: HuggingFaceReader, config: TrainingConfig, held_out: TrainingData
 ) -> dict[str, Any]:
     """Fit R to held-out labels, where there are both kinds; the table of what it then predicts."""

@@ -13,6 +13,7 @@ from nado.study.sections import (
     BaseConfig,
     CompareConfig,
     DataConfig,
+    DistributedConfig,
     DrawConfig,
     EvaluateConfig,
     GenerateConfig,
@@ -39,6 +40,7 @@ SECTIONS: dict[str, type | str] = {
     "generate": GenerateConfig,
     "evaluate": EvaluateConfig,
     "compare": CompareConfig,
+    "distributed": DistributedConfig,
 }
 _NEEDED = ("base", "prompts", "oracle")
 _ORACLE_PATHS = ("forms", "folder")  # arguments of shipped oracles that name a file
@@ -61,6 +63,7 @@ class Study:
     evaluate: EvaluateConfig
     rounds: "RoundsConfig | None" = None
     compare: CompareConfig = field(default_factory=CompareConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def read_study(path: str | Path, settings: Sequence[str] = ()) -> Study:

@@ -72,8 +72,8 @@ class Stage:
         found = read_json(self.record)
         names = [
             f"{self.name}.{name}"
-            for name in self.config
-            if self.config[name] != found.get("config", {}).get(name)
+            for name in {**found.get("config", {}), **self.config}
+            if self.config.get(name) != found.get("config", {}).get(name)
         ]
         names += [name for name in self.inputs if self.inputs[name] != found.get("inputs", {}).get(name)]
         return ", ".join(names) or "its format"
