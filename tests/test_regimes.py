@@ -1,6 +1,7 @@
 """Every way of drawing and weighting training samples leads to the same R: the exact one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,17 +45,19 @@ def half_trained(model: TabularModel) -> TabularModel:
     return guided_model(model, guides)
 
 
-def train_on(data: TrainingData, reader: TabularReader, *, warm_up: bool = False) -> Guide:
+def train_on(
+    data: TrainingData, reader: TabularReader, *, warm_up: bool = False, config: TrainingConfig = CONFIG
+) -> Guide:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = GuideConfig.for_reader(reader, reads="tokens", size=64, layers=2, heads=4, matrix="own")
-        guide = Guide(config).attach(reader)
+        shape = GuideConfig.for_reader(reader, reads="tokens", size=64, layers=2, heads=4, matrix="own")
+        guide = Guide(shape).attach(reader)
     data.merge_equal()
     if warm_up:
         train(
             guide, reader, data, TrainingConfig(steps=100, batch_size=4096, learning_rate=3e-3, warm_up=True)
         )
-    train(guide, reader, data, CONFIG)
+    train(guide, reader, data, config)
     return guide
 
 
@@ -73,6 +76,15 @@ def learn(proposal: Callable[[TabularModel], Proposal] | None = None, **choices:
 
 def test_plain() -> None:
     require_exact(learn())
+
+
+@pytest.mark.slow
+def test_consistency_in_logs() -> None:
+    model = base(["x", "y"])
+    reader = TabularReader(model, ["x", "y"])
+    data = TrainingData.from_samples(labelled_samples(model, oracle, SAMPLES), reader)
+    guide = train_on(data, reader, config=replace(CONFIG, log_consistency_weight=0.3))
+    require_exact(measure(guide, reader, oracle))
 
 
 @pytest.mark.slow
