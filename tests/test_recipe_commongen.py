@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from archives import unpack
 from nado.errors import InputError
 from nado.guide import Guide
 from nado.huggingface import CausalModel, load_model
@@ -213,7 +214,7 @@ def test_what_goes_out_is_small_and_can_be_used(finished: Path, tmp_path: Path) 
     assert {each.name for each in out.iterdir()} == files
     for name in ("adapter", "guide-light"):
         with tarfile.open(out / f"{name}.tar") as archive:
-            archive.extractall(tmp_path, filter="data")
+            unpack(archive, tmp_path)
     model = load_model(finished / "base", adapter=tmp_path / "adapter", length_limit=10)
     config = read_json(tmp_path / "guide-light" / "config.json")
     assert config["base_fingerprint"] == model.fingerprint
@@ -244,7 +245,7 @@ def test_a_guide_of_any_size_comes_out_in_pieces(
     assert len(pieces) > 1
     (tmp_path / "whole.tar").write_bytes(b"".join(each.read_bytes() for each in pieces))
     with tarfile.open(tmp_path / "whole.tar") as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     saved, kept = (
         Guide.from_pretrained(folder, dtype=torch.float32).state_dict()
         for folder in (finished / "work" / "guide-main" / "guide", tmp_path / "guide-main")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from archives import unpack
 from nado.errors import InputError
 from nado.huggingface import load_model
 from nado.oracles import load_oracle
@@ -403,7 +404,7 @@ def test_the_base_comes_back_from_its_pieces(trained: Path, tmp_path: Path) -> N
     pieces = sorted((trained / "out").glob("base.tar.*"))
     (tmp_path / "base.tar").write_bytes(b"".join(piece.read_bytes() for piece in pieces))
     with tarfile.open(tmp_path / "base.tar") as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     for path in (trained / "work" / "base" / "model").iterdir():
         assert (tmp_path / "base" / path.name).read_bytes() == path.read_bytes()
 

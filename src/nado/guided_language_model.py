@@ -21,7 +21,14 @@ from nado.decomposition import SoftCoefficients
 from nado.errors import InputError, MismatchError
 from nado.following import Follower, GuideFollower, Standing
 from nado.guidance import Guidance, GuidedStep, begin_soft, guide_step
-from nado.language_model import Completion, LanguageModel, Preparing, Refillable, is_refillable
+from nado.language_model import (
+    Completion,
+    LanguageModel,
+    OverBase,
+    Preparing,
+    Refillable,
+    is_refillable,
+)
 from nado.oracles.protocol import Oracle
 from nado.prefixes import PrefixReader
 
@@ -62,7 +69,7 @@ class GuidedState:
         return self.base_log_p
 
 
-class GuidedLanguageModel:
+class GuidedLanguageModel(OverBase):
     """q ∝ p·R for a base and a guide, a formula over guides, or any other `Follower`.
 
     `oracle` is needed where the guide was trained with its progress, and for an exact end.
@@ -86,31 +93,6 @@ class GuidedLanguageModel:
         self._asks = self.guidance.exact_end or bits > 0
         _require_oracle(self.guidance, oracle, bits, base.completion)
         self.prefixes = None if oracle is None else PrefixReader(oracle, base.decode, bits)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """The base's."""
-        return self.base.vocabulary_size
-
-    @property
-    def eos_id(self) -> int:
-        """The base's."""
-        return self.base.eos_id
-
-    @property
-    def length_limit(self) -> int:
-        """The base's, for which the guide was trained."""
-        return self.base.length_limit
-
-    @property
-    def completion(self) -> Completion:
-        """The base's."""
-        return self.base.completion
-
-    @property
-    def device(self) -> torch.device:
-        """The base's."""
-        return self.base.device
 
     @property
     def refillable(self) -> bool:

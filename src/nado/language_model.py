@@ -128,6 +128,37 @@ class Preparing(LanguageModel[StateT], Protocol[StateT]):
         ...
 
 
+class OverBase:
+    """What a model that reweights a base's tokens has from that base."""
+
+    base: "LanguageModel[Any]"
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The base's."""
+        return self.base.vocabulary_size
+
+    @property
+    def eos_id(self) -> int:
+        """The base's."""
+        return self.base.eos_id
+
+    @property
+    def length_limit(self) -> int:
+        """The base's."""
+        return self.base.length_limit
+
+    @property
+    def completion(self) -> Completion:
+        """The base's."""
+        return self.base.completion
+
+    @property
+    def device(self) -> torch.device:
+        """The base's."""
+        return self.base.device
+
+
 def is_finished(ended: Tensor, completion: Completion) -> Tensor:
     """Whether each drawn text counts as finished, given whether it emitted EOS within L tokens."""
     return ended if completion == "eos" else torch.ones_like(ended)

@@ -31,7 +31,7 @@ from nado.baselines.method import (
     require_samples,
 )
 from nado.decomposition import apply_strength, guided_distribution
-from nado.language_model import Completion, LanguageModel, Refillable, is_refillable
+from nado.language_model import LanguageModel, OverBase, Refillable, is_refillable
 from nado.prompts import Prompt
 
 Form = Literal["bayes", "ratio"]
@@ -88,7 +88,7 @@ class RatioState:
         return self.now
 
 
-class RatioModel:
+class RatioModel(OverBase):
     """p times the class-conditional ratio, as a language model."""
 
     def __init__(
@@ -104,31 +104,6 @@ class RatioModel:
     ) -> None:
         self.models, self._read_as = [base, expert, other], read_as
         self.base, self.form, self.strength, self.log_prior_odds = base, form, strength, log_prior_odds
-
-    @property
-    def vocabulary_size(self) -> int:
-        """The base's."""
-        return self.base.vocabulary_size
-
-    @property
-    def eos_id(self) -> int:
-        """The base's."""
-        return self.base.eos_id
-
-    @property
-    def length_limit(self) -> int:
-        """The base's."""
-        return self.base.length_limit
-
-    @property
-    def completion(self) -> Completion:
-        """The base's."""
-        return self.base.completion
-
-    @property
-    def device(self) -> torch.device:
-        """The base's."""
-        return self.base.device
 
     @property
     def refillable(self) -> bool:

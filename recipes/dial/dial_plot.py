@@ -1,0 +1,66 @@
+"""The dial as a picture: asked for and got, what it costs in KL, what it does to perplexity."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nado.storage import write_atomically
+
+_COLOURS = {"positive": "#1b6ca8", "clean": "#b5501b"}
+_OTHER = "#555555"
+
+
+def draw_dial(curves: dict[str, Any], names: Sequence[str], path: Path) -> None:
+    """Three panels, one line a question, as SVG."""
+    # No window is opened and nothing global is touched: a figure of its own with its own canvas.
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.5, 3.4), layout="constrained")
+    canvas = FigureCanvasSVG(figure)
+    rate, kl, surprise = figure.subplots(1, 3)
+    rate.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=1, zorder=0)
+    rate.fill_between([0, 1], [-0.05, 0.95], [0.05, 1.05], color="#eeeeee", zorder=-1)
+    for name in names:
+        _draw_curve(curves[name], name, rate, kl, surprise)
+    _label(rate, "share satisfied, got", title="asked for and got (grey: ±0.05)")
+    rate.set_ylim(-0.02, 1.02)
+    rate.legend(fontsize=8, frameon=False)
+    _label(kl, "nats a text", title="KL(q‖p); dotted: the least possible")
+    _label(surprise, "perplexity under p", title="perplexity; dashed: p's own texts")
+    write_atomically(path, lambda partial: canvas.print_svg(str(partial), metadata={"Date": None}))
+
+
+def _draw_curve(curve: dict[str, Any], name: str, rate: Any, kl: Any, surprise: Any) -> None:
+    colour, points = _COLOURS.get(name, _OTHER), curve["points"]
+    asked = [each["asked"] for each in points]
+    for axis, what in ((rate, "got"), (kl, "kl"), (surprise, "perplexity")):
+        values = [each[what]["value"] for each in points]
+        errors = [
+            [value - _edge(each[what], "low") for value, each in zip(values, points, strict=True)],
+            [_edge(each[what], "high") - value for value, each in zip(values, points, strict=True)],
+        ]
+        label = name if axis is rate else None
+        axis.errorbar(asked, values, errors, color=colour, marker="o", markersize=3.5, linewidth=1.2,
+                      capsize=2, label=label)  # fmt: skip
+    corrected = [each["corrected"]["value"] for each in points]
+    rate.plot(asked, corrected, "x", color=colour, markersize=5, label=f"{name}, chosen by weight")
+    if "mixed" in curve:
+        mixed = [each["corrected"]["value"] for each in curve["mixed"]]
+        rate.plot(asked, mixed, "+", color=colour, markersize=7, label=f"{name}, ends mixed, by weight")
+    least = [curve["base"]["least_kl"][f"{each:g}"] for each in asked]
+    kl.plot(asked, least, ":", color=colour, linewidth=1.2)
+    natural = curve["base"]["got"]["value"]
+    rate.plot([natural], [natural], "D", color=colour, markersize=5, markerfacecolor="white")
+    surprise.axhline(curve["base"]["perplexity"]["value"], color=colour, linestyle="--", linewidth=0.8)
+
+
+def _edge(found: dict[str, Any], name: str) -> float:
+    return float(found["value"] if found[name] is None else found[name])
+
+
+def _label(axis: Any, y: str, *, title: str) -> None:
+    axis.set_xlabel("share satisfied, asked for")
+    axis.set_ylabel(y)
+    axis.set_title(title, fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)

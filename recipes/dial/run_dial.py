@@ -1,0 +1,464 @@
+"""The dial in one command: draw, label, train a guide for each question, measure every requested rate.
+
+    python recipes/dial/run_dial.py --work WORK --output OUT                          # the embedded model
+    python recipes/dial/run_dial.py --settings recipes/dial/smollm2.toml --base smollm2.gguf \\
+        --prepared local/dial/prepared --work WORK --output OUT --workers 14 --deadline 560
+
+Each stage leaves its result in WORK and is not done again when the command is repeated with the same
+settings; one that was interrupted goes on. With `--deadline` guides are trained for as long as leaves time
+for the curves, and points for which there is no time any more are left for the next call. OUT gets
+dial-embedded.json or dial-smollm2.json (named after the settings) after every point.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import around  # noqa: F401  (finds stages, guides and recording)
+import numpy as np
+from dial_curve import (
+    Dialled,
+    chance_of_one,
+    compare_start,
+    least_kl,
+    measure_point,
+    mix_ends,
+    start_rates,
+)
+from dial_data import OPENINGS, REVIEW, TOXICITY, Opening, read_openings
+from dial_settings import read_dial_settings
+from drawn_texts import Chunk, describe, draw_chunks, read_chunks
+from gauges import (
+    CLEAN,
+    POSITIVE,
+    Gauged,
+    Reaches,
+    SentimentGauge,
+    ToxicityGauge,
+    compose,
+    names_in,
+)
+from guide_training import (
+    GuideData,
+    build_guide,
+    open_guide,
+    plan_steps,
+    prepare,
+    seconds_a_step,
+    share_time,
+    train_guide,
+)
+from prepare_dial import CLASSIFIER
+from progress_log import Clock, Stages
+from side_work import TextMaker, Workers, label_folder
+
+from nado.drawing import draw
+from nado.errors import InputError, NadoError
+from nado.huggingface import CausalModel, load_model
+from nado.huggingface.reading import HuggingFaceReader
+from nado.metrics import perplexity_of_log_p, share
+from nado.oracles import Sentiment, audit
+from nado.oracles.linear_classifier import LinearClassifier
+from nado.oracles.protocol import Oracle
+from nado.prompts import Prompt
+from nado.samples import Samples, read_samples
+from nado.storage import digest_json, read_json
+from nado.versions import versions
+from recording import record
+
+KINDS = {POSITIVE: REVIEW, CLEAN: TOXICITY}  # whose held-out prompts a question's curve is measured on
+_LAST_SECONDS = 20.0  # kept free before the deadline
+
+
+class Dial:
+    """One call of the script."""
+
+    def __init__(self, options: argparse.Namespace, workers: Workers) -> None:
+        self.settings = read_dial_settings(options.settings)
+        self.name = f"dial-{options.settings.stem}"
+        self.base, self.output, self.workers = options.base, options.output, workers
+        self.clock = Clock(options.output / "run.log", deadline=options.deadline)
+        path = OPENINGS if options.prepared is None else options.prepared / "openings.jsonl"
+        self.openings = read_openings(path)
+        self.about = {} if options.prepared is None else read_json(options.prepared / "about.json")
+        self.questions = self._ask(options.prepared)
+        inputs = [Path(self.base).name, self.settings.length_limit, [asdict(each) for each in self.openings]]
+        inputs += [each.fingerprint for each in self.oracles.values()]
+        self.stages = Stages(options.work, digest_json(inputs), self.clock)
+        self.labels: dict[str, list[Future[float]]] = {}
+        self.left_out: list[str] = []
+
+    def run(self) -> None:
+        """Everything; results are on disk after every point."""
+        self.clock.say(f"{len(self.openings):,} prompts, {self.clock.device}")
+        self.draw()
+        waiting = list(self.questions)
+        while waiting:
+            self.train(waiting)
+            self.audit(waiting.pop(0))
+        for name in self.questions:
+            self.measure_base(name, self.prompts_of(name))
+            self.measure_curve(name, name, self.settings.curve.rates, self.prompts_of(name))
+        both = [each for name in self.questions for each in self.prompts_of(name)]
+        for each in self.settings.formulas:
+            chosen = _spread(both, self.settings.curve.prompts)
+            self.measure_base(each.formula, chosen)
+            self.measure_curve(each.formula, each.formula, each.rates, chosen)
+        self.write()
+        self.clock.say(
+            "done" if not self.left_out else f"left for the next call: {len(self.left_out)} points"
+        )
+
+    # --- what is asked ----------------------------------------------------------------------------------
+
+    def _ask(self, prepared: Path | None) -> dict[str, Oracle]:
+        """The questions by name, and the gauges that all of them share."""
+        settings, wanted = self.settings.oracles, self.settings.questions
+        sentiment = SentimentGauge(settings.sentiment_steps)
+        known: dict[str, Oracle] = {POSITIVE: Reaches(sentiment, settings.positive_from)}
+        self.plain: dict[str, Oracle] = {POSITIVE: Sentiment("positive", settings.positive_from)}
+        self.gauges: tuple[Any, ...] = (sentiment,) if settings.sentiment_steps else ()
+        if CLEAN in wanted:
+            if prepared is None:
+                raise InputError(
+                    "--prepared, because these settings ask about toxicity",
+                    "none",
+                    "Run prepare_dial.py first.",
+                )
+            classifier = LinearClassifier.load(prepared / CLASSIFIER, threshold=settings.toxic_from)
+            toxicity = ToxicityGauge(classifier, settings.toxicity_steps)
+            self.plain[CLEAN] = ~classifier
+            known[CLEAN] = ~Reaches(toxicity, settings.toxic_from)
+            self.gauges += (toxicity,) if settings.toxicity_steps else ()
+        return {name: known[name] for name in wanted}
+
+    @cached_property
+    def oracles(self) -> dict[str, Gauged]:
+        """The questions as guides are trained for them."""
+        return {name: Gauged(each, self.gauges) for name, each in self.questions.items()}
+
+    def oracle_of(self, formula: str) -> Gauged:
+        """A formula's question, with the gauges that its guides read."""
+        return Gauged(compose(formula, self.questions), self.gauges)
+
+    # --- p, its samples ---------------------------------------------------------------------------------
+
+    @cached_property
+    def model(self) -> CausalModel:
+        """p: the base as it is, every text judged as it stands when it has ended or is cut."""
+        loaded = load_model(
+            self.base,
+            length_limit=self.settings.length_limit,
+            completion="limit",
+            device=self.clock.device,
+        )
+        assert isinstance(loaded, CausalModel)
+        return loaded
+
+    @cached_property
+    def reader(self) -> HuggingFaceReader:
+        """p as guides read it."""
+        return HuggingFaceReader(self.model)
+
+    def training_prompts(self) -> list[Prompt]:
+        """The union of all kinds' training prompts: every guide learns on all of them."""
+        limit = self.settings.draw.prompts or None
+        kinds = [KINDS[name] for name in self.questions]
+        return [
+            Prompt(each.prompt, each.prompt)
+            for kind in kinds
+            for each in _of(self.openings, kind, "train")[:limit]
+        ]
+
+    def prompts_of(self, name: str) -> list[str]:
+        """The held-out prompts that a question's curve is measured on."""
+        several = _of(self.openings, KINDS[name], "test")
+        return [each.prompt for each in several[: self.settings.curve.prompts]]
+
+    def draw(self) -> None:
+        """Draw from p once, label for every question: labels are on their way when this returns."""
+        settings, first = self.settings.draw, next(iter(self.questions))
+        prompts = self.training_prompts()
+        size = max(1, settings.chunk // settings.samples)
+        chunks = [Chunk(prompts[at : at + size], settings.samples) for at in range(0, len(prompts), size)]
+
+        def work(folder: Path) -> dict[str, Any]:
+            self.labels[first] = draw_chunks(
+                self.clock, self.model, chunks, folder, settings, self.oracles[first], self.workers
+            )
+            return {"chunks": len(chunks), "prompts": len(prompts)}
+
+        folder = self.stages.run(f"samples-{first}", asdict(settings), [], work)
+        maker = TextMaker(self.model)
+        for name, oracle in self.oracles.items():
+            if name in self.labels:
+                continue
+            if name != first:
+                self.stages.run(f"samples-{name}", {}, [f"samples-{first}"], partial(_copy_samples, folder))
+            self.labels[name] = [
+                self.workers.submit(label_folder, each, oracle, maker)
+                for each in sorted((self.stages.folder / f"samples-{name}").glob("chunk-*"))
+            ]
+
+    def samples(self, name: str) -> Samples:
+        """Labelled samples of p."""
+        for each in self.labels[name]:
+            each.result()
+        samples = read_chunks(self.stages.folder / f"samples-{name}")
+        self.clock.say(f"labelled for {name}: {describe(samples)}")
+        return samples
+
+    # --- guides -----------------------------------------------------------------------------------------
+
+    def train(self, waiting: Sequence[str]) -> None:
+        """Train the first of the waiting guides, for its share of the time that is left."""
+        name, settings = waiting[0], self.settings.guide
+
+        def work(folder: Path) -> dict[str, Any]:
+            samples, oracle = self.samples(name), self.oracles[name]
+            draw_settings = self.settings.draw
+            data = prepare(
+                samples, self.reader, oracle, held_out=draw_settings.held_out, seed=draw_settings.seed
+            )
+            a_step = seconds_a_step(self._fresh(name, data), self.reader, data, settings)
+            seconds = share_time(self.clock, [settings] * len(waiting), self.reserve(waiting))
+            steps = plan_steps(folder, settings, seconds, a_step)
+            self.clock.say(f"{name}: {steps} steps of {1e3 * a_step:.1f} ms in {seconds:.0f} s")
+            trained = train_guide(
+                self.clock, self._fresh(name, data), self.reader, data, oracle, settings, steps, folder
+            )
+            return {**trained, "drawn": describe(samples)}
+
+        self.stages.run(f"guide-{name}", asdict(settings), [f"samples-{name}"], work)
+
+    def audit(self, name: str) -> None:
+        """What a question really answers to, on texts of p; asked afresh each time, nothing is remembered."""
+
+        def work(folder: Path) -> dict[str, Any]:
+            samples = read_chunks(self.stages.folder / f"samples-{name}")
+            texts, conditions = samples.strings("text"), samples.strings("condition")
+            return {"audit": audit(self.plain[name], texts, conditions).to_json()}
+
+        self.stages.run(f"audit-{name}", self.plain[name].fingerprint, [f"samples-{name}"], work)
+
+    def _fresh(self, name: str, data: GuideData) -> Any:
+        oracle: Any = self.oracles[name]
+        return build_guide(self.reader, oracle, self.settings.guide, data, Path(self.base).name)
+
+    def reserve(self, waiting: Sequence[str]) -> float:
+        """Seconds that everything but training will take from now on."""
+        curve = self.settings.curve
+        points = len(self.questions) * (len(curve.rates) + 1)
+        points += sum(len(each.rates) + 1 for each in self.settings.formulas)
+        return points * curve.seconds + 15.0 * len(waiting) + _LAST_SECONDS
+
+    @cached_property
+    def guides(self) -> dict[str, Any]:
+        """All guides, calibrated on held-out training prompts."""
+        found = {}
+        for name, oracle in self.oracles.items():
+            guide = open_guide(self.stages.folder / f"guide-{name}", self.reader, oracle)  # type: ignore[arg-type]
+            mended = self.stages.facts[f"guide-{name}"]["calibration"]
+            if mended is not None:
+                guide.config.calibration = (mended["scale"], mended["offset"])
+            found[name] = guide
+        return found
+
+    # --- curves -----------------------------------------------------------------------------------------
+
+    def measure_base(self, formula: str, prompts: Sequence[str]) -> None:
+        """How often p itself satisfies a formula, and what its guides say of that."""
+        curve = self.settings.curve
+
+        def work(folder: Path) -> dict[str, Any]:
+            pairs = [Prompt(each, each) for each in prompts]
+            draw(
+                self.model,
+                pairs,
+                folder / "p",
+                samples_per_prompt=curve.base_texts,
+                seed=curve.seed + 7,
+                batch_size=curve.batch,
+            )
+            oracle = self.oracle_of(formula)
+            label_folder(folder / "p", oracle, None)  # type: ignore[arg-type]
+            samples = read_samples(folder / "p")
+            rates = start_rates(self.dialled(formula), prompts, curve.batch)
+            satisfied = samples.array("satisfied")
+            got = share("rate", satisfied, samples.strings("prompt"))
+            log_p = _rows(samples, "log_p")
+            surprise = perplexity_of_log_p(log_p).measure(samples.strings("prompt"))
+            return {
+                "got": {"value": got.value, "low": got.low, "high": got.high},
+                "perplexity": {"value": surprise.value, "low": surprise.low, "high": surprise.high},
+                "start": compare_start(rates, satisfied, curve.base_texts),
+                "least_kl": {f"{rate:g}": least_kl(rates, rate) for rate in self.settings.curve.rates},
+                "texts": len(samples),
+                "prompts": len(prompts),
+            }
+
+        self.point(f"base/{_place(formula)}", formula, asdict(curve), work)
+
+    def measure_curve(self, title: str, formula: str, rates: Sequence[float], prompts: Sequence[str]) -> None:
+        """Every requested rate of one formula."""
+        for rate in rates:
+            name = f"curve/{_place(title)}/{rate:g}"
+            work = partial(self._measure, formula, prompts, rate)
+            self.point(name, formula, asdict(self.settings.curve), work)
+            self.write()
+
+    def _measure(self, formula: str, prompts: Sequence[str], rate: float, folder: Path) -> dict[str, Any]:
+        return measure_point(self.dialled(formula), prompts, rate, self.settings.curve, folder)
+
+    def dialled(self, formula: str) -> Dialled:
+        """What a formula's points are drawn from."""
+        return Dialled(self.model, compose(formula, self.guides), self.oracle_of(formula))
+
+    def point(self, name: str, formula: str, config: Any, work: Any) -> None:
+        """A point as a stage, unless the deadline is too near."""
+        if self.clock.left < self.settings.curve.seconds + 5 and not self.done_before(name):
+            self.left_out.append(name)
+            return
+        after = [f"guide-{each}" for each in sorted(names_in(formula))]
+        self.stages.run(name, [formula, config], after, work)
+
+    def done_before(self, name: str) -> bool:
+        """Whether a stage has left its record; if of other settings, it is only begun a little late."""
+        record = self.stages.folder / name / "stage.json"
+        return record.is_file() and "facts" in read_json(record)
+
+    # --- results ----------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """What is known so far."""
+        facts = self.stages.facts
+        titles = [*self.questions, *(each.formula for each in self.settings.formulas)]
+        curves = {}
+        for title in titles:
+            place = f"curve/{_place(title)}/"
+            points = [each for name, each in facts.items() if name.startswith(place)]
+            base = facts.get(f"base/{_place(title)}")
+            if points and base is not None:
+                curves[title] = {"base": base, "points": points, "largest_error": _largest_error(points)}
+                curves[title] |= self._mixed(place, [each["asked"] for each in points])
+                curves[title]["p_verified"] = self._verify_p(title)
+        metrics = {
+            "curves": curves,
+            "guides": {
+                name: {**facts[f"guide-{name}"], **facts.get(f"audit-{name}", {})}
+                for name in self.questions
+                if f"guide-{name}" in facts
+            },
+            "classifier": self.about,
+            "settings": {**self.settings.describe(), "base": Path(self.base).name},
+            "left_out": self.left_out,
+            "versions": versions(),
+            "seconds": round(sum(each["stage_seconds"] for each in facts.values()), 1),  # of all calls
+        }
+        path = self.output / f"{self.name}.json"
+        path.unlink(missing_ok=True)  # a run is recorded whole, and not joined to an earlier one
+        record(self.name, metrics, output=path)
+
+    def _mixed(self, place: str, rates: Sequence[float]) -> dict[str, Any]:
+        """The same rates from the two ends alone, once both are there."""
+        ends = [f"{place}{end}" for end in ("0", "1")]
+        if not all(end in self.stages.facts for end in ends):
+            return {}
+        mixed = mix_ends(*(self.stages.folder / end for end in ends), rates)
+        return {"mixed": mixed, "largest_error_mixed": _largest_error(mixed)}
+
+    def _verify_p(self, formula: str) -> dict[str, Any]:
+        """What p alone comes to at both ends, when as many of its texts are asked about as of the guide's."""
+        samples = read_samples(self.stages.folder / "base" / _place(formula) / "p")
+        curve = self.settings.curve
+        hits = samples.array("satisfied").reshape(-1, curve.base_texts).sum(axis=1)
+        return {
+            "texts": curve.texts,
+            "rate_1": float(np.mean([chance_of_one(int(k), curve.base_texts, curve.texts) for k in hits])),
+            "rate_0": float(
+                np.mean(
+                    [
+                        1 - chance_of_one(curve.base_texts - int(k), curve.base_texts, curve.texts)
+                        for k in hits
+                    ]
+                )
+            ),
+        }
+
+
+def _of(openings: Sequence[Opening], kind: str, split: str) -> list[Opening]:
+    found = [each for each in openings if (each.kind, each.split) == (kind, split)]
+    if not found:
+        raise InputError(
+            f"{kind} prompts to {split}", "none", "Run prepare_dial.py without --without-toxicity."
+        )
+    return found
+
+
+def _spread(prompts: Sequence[str], count: int) -> list[str]:
+    """At most `count` of the prompts, evenly spaced, so that all kinds are among them."""
+    places = np.linspace(0, len(prompts) - 1, min(count, len(prompts))).astype(int)
+    return [prompts[place] for place in places.tolist()]
+
+
+def _copy_samples(source: Path, folder: Path) -> dict[str, Any]:
+    """The same samples again, for another oracle's labels."""
+    chunks = sorted(source.glob("chunk-*"))
+    for each in chunks:
+        shutil.copytree(each, folder / each.name, ignore=shutil.ignore_patterns("labels"), dirs_exist_ok=True)
+    return {"chunks": len(chunks)}
+
+
+def _rows(samples: Samples, name: str) -> list[Any]:
+    column = samples.ragged(name)
+    return [column.row(row) for row in range(len(samples))]
+
+
+def _place(formula: str) -> str:
+    """A formula as the name of a folder."""
+    return formula.replace("~", "not-").replace("&", "and").replace("|", "or").replace(" ", "_")
+
+
+def _largest_error(points: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return {
+        name: max(abs(each[name]["value"] - each["asked"]) for each in points)
+        for name in ("got", "corrected")
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """All stages, one after the other."""
+    options = _parse(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    try:
+        with Workers(options.workers) as workers:
+            Dial(options, workers).run()
+    except NadoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    here = Path(__file__).parent
+    parser.add_argument("--base", default="tiny", help="GGUF file, folder or name of the base model")
+    parser.add_argument("--settings", type=Path, default=here / "embedded.toml", help="what is done")
+    parser.add_argument("--prepared", type=Path, help="the folder of prepare_dial.py")
+    parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
+    parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
+    parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
+    parser.add_argument("--workers", type=int, default=0, help="processes that label")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What a run of the study does, read from a TOML file."""
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import nearby  # noqa: F401  (finds the settings of the CommonGen recipe)
+from ordered_keys import DA, SEQ2SEQ
+from study_settings import AdapterSettings, BaseSettings, GuideSettings, Row, RowSettings
+from toml_sections import read_section, read_table
+
+from nado.errors import InputError
+
+NADO, WARM_UP = "nado", "warm_up"  # what a guide is trained for
+P, Q, REFERENCES = "p", "q", "references"  # what it learns from
+
+
+@dataclass(frozen=True)
+class KeyDraw:
+    """What is drawn, from p and from q̂."""
+
+    lists: int = 12_000  # key lists that p writes texts for
+    samples: int = 8  # of each
+    references: int = 48_000  # texts with their own keys, for a warm-up
+    guided: int = 8_000  # texts of a round that q̂ begins
+    guided_share: float = 0.9
+    mean_prefix: float = 24.0  # tokens that q̂ writes on average, where p completes
+    batch: int = 4096
+    chunk: int = 16_384
+    held_out: float = 0.02
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class GuideStage:
+    """One stage of a guide's training; a guide that starts from another is a further round of it."""
+
+    name: str
+    title: str
+    base: str  # seq2seq or da
+    learn: tuple[str, ...]  # from: p, q (q̂ of the guide it starts from), references
+    start: str = ""
+    objective: str = NADO
+    complete_from_p: bool = True  # q̂ writes a prefix of a text of the round, p the rest
+    learning_rate: float = 3e-4
+    seconds: float = 60.0
+    steps: int = 20_000
+    seed: int = 0
+
+    def shape(self, guide: "GuideShape") -> GuideSettings:
+        """The settings of its network and training, as the CommonGen recipe has them."""
+        return GuideSettings(
+            title=self.title,
+            size=guide.size,
+            layers=guide.layers,
+            heads=guide.heads,
+            batch=guide.batch,
+            consistency_weight=guide.consistency_weight,
+            learning_rate=self.learning_rate,
+            seconds=self.seconds,
+            steps=self.steps,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class GuideShape:
+    """What all guides share."""
+
+    size: int = 768
+    layers: int = 4
+    heads: int = 12
+    batch: int = 768
+    consistency_weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class KeySettings:
+    """A whole run."""
+
+    base: BaseSettings = field(default_factory=BaseSettings)
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    draw: KeyDraw = field(default_factory=KeyDraw)
+    shape: GuideShape = field(default_factory=GuideShape)
+    guides: tuple[GuideStage, ...] = ()
+    rows: tuple[RowSettings, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+    def rows_of(self, system: str) -> list[tuple[Row, RowSettings]]:
+        """The lines of one system."""
+        pairs = [(row, section) for section in self.rows for row in section.rows()]
+        return [(row, section) for row, section in pairs if row.system == system]
+
+    def stage(self, name: str) -> GuideStage:
+        """A guide by its name."""
+        return next(each for each in self.guides if each.name == name)
+
+
+def read_key_settings(path: Path) -> KeySettings:
+    """Settings from a file."""
+    table = read_table(path, [each.name for each in fields(KeySettings)])
+    kinds = {"base": BaseSettings, "adapter": AdapterSettings, "draw": KeyDraw, "shape": GuideShape}
+    sections: dict[str, Any] = {
+        name: read_section(kind, table.get(name, {}), name) for name, kind in kinds.items()
+    }
+    settings = KeySettings(
+        **sections,
+        guides=tuple(read_section(GuideStage, each, "guides") for each in table.get("guides", [])),
+        rows=tuple(read_section(RowSettings, each, "rows") for each in table.get("rows", [])),
+    )
+    _require_sense(settings)
+    return settings
+
+
+def _require_sense(settings: KeySettings) -> None:
+    """Find what could only fail after minutes."""
+    before: dict[str, str] = {}
+    for each in settings.guides:
+        if each.base not in (SEQ2SEQ, DA):
+            raise InputError(f"a base {SEQ2SEQ} or {DA}", each.base, "Use one of the two.")
+        if wrong := set(each.learn) - {P, Q, REFERENCES}:
+            raise InputError(f"learn from {P}, {Q}, {REFERENCES}", f"{wrong.pop()}", "Use some of these.")
+        if each.objective not in (NADO, WARM_UP):
+            raise InputError(f"an objective {NADO} or {WARM_UP}", each.objective, "Use one of the two.")
+        if (each.start or Q in each.learn) and before.get(each.start) != each.base:
+            found = each.start or "none"
+            raise InputError(
+                f"an earlier guide of the base {each.base} that {each.name} starts from",
+                found,
+                "Put that guide before it.",
+            )
+        before[each.name] = each.base
+    known = {SEQ2SEQ, DA, *before}
+    asked = [system for section in settings.rows for system in section.systems]
+    if unknown := [each for each in asked if each not in known]:
+        raise InputError(
+            f"one of the systems {', '.join(sorted(known))}", unknown[0], "Add it to [[guides]]."
+        )

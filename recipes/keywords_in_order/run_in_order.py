@@ -1,0 +1,402 @@
+"""The study in one command: adapt the base, draw, label, train guides in rounds, decode the test keys, score.
+
+    python recipes/keywords_in_order/run_in_order.py --corpus yelp --prepared local/keywords_in_order/yelp \\
+        --base smollm2.gguf --work WORK --output OUT --workers 14 --deadline 560
+
+Each stage leaves its result in WORK and is not done again when the command is repeated with the same
+settings; one that was interrupted goes on. With `--deadline` guides are trained for as long as leaves time
+for all the rest. `--later` says how many seconds a further call will have: guides are then trained for as
+long as both allow, and what does not fit into this one is left for the other. OUT gets results and every
+text after each guide, and the adapter.
+"""
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from functools import cached_property, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nearby  # noqa: F401  (finds stages, fine-tuning, decoding and recording)
+import numpy as np
+from dev_decoding import Written, write_base, write_guided
+from fine_tuning import fine_tune, load_base
+from guide_training import build_guide, open_guide, share_time
+from key_guides import Learning
+from key_samples import Making, read_folder, some_of
+from key_settings import REFERENCES, GuideStage, P, Q, read_key_settings
+from key_table import KeyLine, KeyScores, describe_line, score_keyed
+from ordered_keys import DA, SEQ2SEQ, KeyedText, ordered_oracle, read_keyed
+from prepare_keys import ABOUT, TEST, TRAIN
+from progress_log import Clock, Stages
+from run_commongen import pack
+from side_work import Workers
+from study_settings import Row, RowSettings
+from table_rows import score_log_p
+
+from nado.errors import InputError, NadoError
+from nado.guide import Guide
+from nado.guided import GuidedModel
+from nado.guided_language_model import GuidedLanguageModel
+from nado.huggingface import CausalModel
+from nado.huggingface.reading import HuggingFaceReader
+from nado.prompts import Prompt
+from nado.proposals import Proposal, guided_mixture
+from nado.samples import Samples
+from nado.storage import digest_file, digest_json, read_json, write_atomically, write_json
+from nado.versions import versions
+from recording import record
+
+# Seconds kept free before the deadline: for a line of the table, for a round's draws, for reading samples.
+_ROW_SECONDS = {"greedy": 9.0, "sample": 12.0, "beam": 40.0}
+_ROUND_SECONDS = 45.0
+_DATA_SECONDS = 20.0
+_LAST_SECONDS = 20.0
+_FEWEST_SECONDS = 25.0  # with less left no further guide is begun
+_TITLES = {SEQ2SEQ: "p, seq2seq", DA: "p, domain-adapted"}
+
+
+class InOrder:
+    """One call of the script."""
+
+    def __init__(self, options: argparse.Namespace, workers: Workers) -> None:
+        self.settings = read_key_settings(options.settings or _settings_of(options.corpus))
+        self.corpus, self.base, self.output = options.corpus, options.base, options.output
+        self.workers, self.later = workers, options.later
+        self.clock = Clock(options.output / "run.log", deadline=options.deadline, compiled=options.compile)
+        self.training, self.tested = read_prepared(options.prepared)
+        self.about = read_json(options.prepared / ABOUT)
+        self.oracle = ordered_oracle()
+        names = [*(each.keys for each in self.training), *(each.keys for each in self.tested)]
+        self.bits = max(map(len, names))
+        inputs = [Path(self.base).name, self.settings.base.length_limit]
+        inputs += [digest_file(options.prepared / name) for name in (TRAIN, TEST)]
+        self.stages = Stages(options.work, digest_json(inputs), self.clock)
+        self.scores: dict[Row, Future[KeyScores]] = {}
+        self.written: dict[Row, tuple[Written, list[Any]]] = {}
+        self.left_out: list[str] = []
+
+    def run(self) -> None:
+        """Everything; results are on disk after every guide."""
+        self.clock.say(f"{len(self.training):,} training texts, {len(self.tested):,} test lists")
+        self.adapt()
+        for base in (SEQ2SEQ, DA):
+            self.decode(base, base, ["adapter"])
+        waiting = list(self.settings.guides)
+        while waiting:
+            if not self.learn(waiting):
+                self.left_out = [each.name for each in waiting]
+                break
+            stage = waiting.pop(0)
+            self.decode(stage.name, stage.base, [f"guide-{stage.name}"])
+            self.write()
+        self.write()
+        self.clock.say("done" if not self.left_out else f"left for the next call: {', '.join(self.left_out)}")
+
+    # --- p ----------------------------------------------------------------------------------------------
+
+    def adapt(self) -> None:
+        """One adapter for both bases: every text is learned after keys of its own, and by itself."""
+
+        def work(folder: Path) -> dict[str, Any]:
+            dev: Any = [replace(each, sees=sees) for sees in (True, False) for each in self.tested]
+            train: Any = [replace(each, sees=sees) for sees in (True, False) for each in self.training]
+            settings, limit = self.settings.adapter, self.settings.base.length_limit
+            if settings.epochs < 1:  # what is not learned need not be tokenised
+                train = [train[at] for at in some_of(round(settings.epochs * len(train)), len(train), 0)]
+                settings = replace(settings, epochs=1.0)
+            place = folder / "adapter"
+            return fine_tune(self.clock, self.base, train, dev, place, settings, length_limit=limit)
+
+        config = {"adapter": asdict(self.settings.adapter)}
+        folder = self.stages.run("adapter", config, [], work)
+        pack(folder / "adapter", self.output / "adapter.tar")
+
+    @cached_property
+    def model(self) -> CausalModel:
+        """p: with keys for a prompt the seq2seq base, with none the domain-adapted one."""
+        folder = self.stages.folder / "adapter" / "adapter"
+        limit = self.settings.base.length_limit
+        return load_base(self.base, folder, length_limit=limit, device=self.clock.device)
+
+    @cached_property
+    def reader(self) -> HuggingFaceReader:
+        """p as guides read it."""
+        return HuggingFaceReader(self.model)
+
+    # --- samples ----------------------------------------------------------------------------------------
+
+    @property
+    def making(self) -> Making:
+        """What it takes to make samples."""
+        return Making(self.clock, self.model, self.oracle, self.workers, self.settings.draw)
+
+    def prompts(self, base: str, count: int, seed: int) -> list[Prompt]:
+        """Prompts of training lists, each once."""
+        chosen = some_of(count, len(self.training), seed)
+        several = [replace(self.training[at], sees=base == SEQ2SEQ).prompt for at in chosen]
+        return list(dict.fromkeys(several))
+
+    def sample_p(self, base: str) -> str:
+        """Texts of p for training lists; returns the stage's name."""
+        draw = self.settings.draw
+        name = f"samples-{base}"
+
+        def work(folder: Path) -> dict[str, Any]:
+            prompts = self.prompts(base, draw.lists, draw.seed)
+            return self.making.draw(prompts, draw.samples, folder, Proposal(), draw.seed)
+
+        self.stages.run(name, asdict(draw), ["adapter"], work)
+        return name
+
+    def bring_references(self, base: str) -> str:
+        """Training texts with their own keys; returns the stage's name."""
+        draw = self.settings.draw
+        name = f"references-{base}"
+
+        def work(folder: Path) -> dict[str, Any]:
+            chosen = some_of(draw.references, len(self.training), draw.seed + 1)
+            texts = [replace(self.training[at], sees=base == SEQ2SEQ) for at in chosen]
+            return self.making.bring(texts, folder)
+
+        self.stages.run(name, asdict(draw), ["adapter"], work)
+        return name
+
+    def sample_q(self, stage: GuideStage) -> str:
+        """Texts that the guide so far begins; returns the stage's name."""
+        draw, name = self.settings.draw, f"round-{stage.name}"
+
+        def work(folder: Path) -> dict[str, Any]:
+            q_hat = GuidedLanguageModel(self.model, self.guide(stage.start), oracle=self.oracle)
+            proposal = guided_mixture(
+                q_hat,
+                draw.guided_share,
+                complete_from_p=stage.complete_from_p,
+                mean_prefix=draw.mean_prefix if stage.complete_from_p else None,
+            )
+            prompts = self.prompts(stage.base, draw.guided, draw.seed + 2)
+            return self.making.draw(prompts, 1, folder, proposal, draw.seed + 2)
+
+        config = {"draw": asdict(draw), "complete_from_p": stage.complete_from_p}
+        self.stages.run(name, config, [f"guide-{stage.start}"], work)
+        return name
+
+    def sources(self, stage: GuideStage) -> list[str]:
+        """The stages whose samples a guide learns from, made where they are not there yet."""
+        makers = {
+            P: lambda: self.sample_p(stage.base),
+            Q: lambda: self.sample_q(stage),
+            REFERENCES: lambda: self.bring_references(stage.base),
+        }
+        return [makers[each]() for each in stage.learn]
+
+    def samples(self, name: str) -> Samples:
+        """Labelled samples of a stage."""
+        return read_folder(self.stages.folder / name)
+
+    # --- guides -----------------------------------------------------------------------------------------
+
+    def learn(self, waiting: Sequence[GuideStage]) -> bool:
+        """Train the first of the waiting guides, for its share of the time left; whether there was time."""
+        stage = waiting[0]
+        shapes = [each.shape(self.settings.shape) for each in waiting]
+        seconds = share_time(self.budget, shapes, self.reserve(waiting))
+        name = f"guide-{stage.name}"
+        if not self._done(name) and self.clock.left < self.needed(stage, seconds):
+            return False
+        sources = self.sources(stage)
+
+        def work(folder: Path) -> dict[str, Any]:
+            learning = Learning(self.clock, self.reader, self.oracle, stage, shapes[0])
+            draw = self.settings.draw
+            several = [self.samples(each) for each in sources]
+            data = learning.gather(several, self.bits, draw.held_out, draw.seed)
+            arguments: Any = (self.reader, self.oracle, shapes[0], data, Path(self.base).name)
+            guide = self.guide(stage.start) if stage.start else build_guide(*arguments)
+            guide.config.cut_share = data.cut_share
+            facts = learning.train(guide, build_guide(*arguments), data, folder, seconds)
+            return {**facts, "learned_from": sources}
+
+        config = {**asdict(stage), "shape": asdict(self.settings.shape), "bits": self.bits}
+        after = [*sources, f"guide-{stage.start}"] if stage.start else sources
+        self.stages.run(name, config, after, work)
+        return True
+
+    @property
+    def budget(self) -> Any:
+        """A clock that also counts what a further call will have."""
+        return SimpleNamespace(left=self.clock.left + self.later)
+
+    def needed(self, stage: GuideStage, seconds: float) -> float:
+        """Seconds before the deadline without which a guide is not begun."""
+        if not self.later:  # there is no other call to leave it to, but also no use in too short a time
+            return _FEWEST_SECONDS + _LAST_SECONDS
+        rows = sum(_ROW_SECONDS[row.decoding] for row, _ in self.settings.rows_of(stage.name))
+        drawing = _ROUND_SECONDS if Q in stage.learn else _DATA_SECONDS
+        return drawing + _DATA_SECONDS + seconds + rows + _LAST_SECONDS
+
+    def _done(self, name: str) -> bool:
+        path = self.stages.folder / name / "stage.json"
+        return path.is_file() and "facts" in read_json(path)
+
+    def reserve(self, waiting: Sequence[GuideStage]) -> float:
+        """Seconds that everything but training will take from now on."""
+        rows = [row for each in waiting for row, _ in self.settings.rows_of(each.name)]
+        rounds = sum(Q in each.learn for each in waiting)
+        fresh = len({(each.base, kind) for each in waiting for kind in each.learn if kind != Q})
+        return (
+            sum(_ROW_SECONDS[row.decoding] for row in rows)
+            + _ROUND_SECONDS * rounds
+            + _DATA_SECONDS * (fresh + len(waiting))
+            + _LAST_SECONDS
+        )
+
+    def guide(self, name: str) -> Guide:
+        """A trained guide as it was saved."""
+        return open_guide(self.stages.folder / f"guide-{name}", self.reader, self.oracle)
+
+    # --- the table --------------------------------------------------------------------------------------
+
+    def decode(self, system: str, base: str, after: Sequence[str]) -> None:
+        """Write the texts of all lines of one system; processes score them meanwhile."""
+        asked: Any = [replace(each, sees=base == SEQ2SEQ) for each in self.tested]
+        guided: list[GuidedModel] = []  # made for the first line that is not there yet
+
+        def work(row: Row, settings: RowSettings, folder: Path) -> dict[str, Any]:
+            if system == base:
+                written = write_base(self.model, asked, row, settings)
+            else:
+                if not guided:
+                    guided.append(GuidedModel(self.model, self.guide(system), oracle=self.oracle))
+                written = write_guided(guided[0], asked, row, settings)
+            log_p = [each.tolist() for each in score_log_p(self.model, asked, written)]
+            write_json(folder / "texts.json", {"written": written.describe(), "log_p": log_p})
+            return {"seconds": written.seconds, "oracle_seconds": written.oracle_seconds}
+
+        for row, settings in self.settings.rows_of(system):
+            config = {**asdict(row), "beams": settings.beams}
+            folder = self.stages.run(f"rows/{row.name}", config, after, partial(work, row, settings))
+            found = read_json(folder / "texts.json")
+            written = Written(**found["written"])
+            log_p = [np.array(each, dtype=np.float32) for each in found["log_p"]]
+            self.written[row] = (written, log_p)
+            self.scores[row] = self.workers.submit(score_keyed, self.tested, written.texts)
+
+    def title(self, system: str) -> str:
+        """What a system is, in words."""
+        return _TITLES.get(system) or self.settings.stage(system).title
+
+    def base_of(self, system: str) -> str:
+        """The base that a system guides, or is."""
+        return system if system in _TITLES else self.settings.stage(system).base
+
+    def lines(self) -> dict[Row, KeyLine]:
+        """All lines there are, scored."""
+        return {
+            row: KeyLine(self.scores[row].result(), written, log_p)
+            for row, (written, log_p) in self.written.items()
+        }
+
+    # --- results ----------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Results so far, and the texts they were measured on."""
+        lines = self.lines()
+        rows = [
+            describe_line(self.title(row.system), row, line, self._base_line(row, lines))
+            for row, line in lines.items()
+        ]
+        facts = {name: each for name, each in self.stages.facts.items() if not name.startswith("rows")}
+        found = {
+            "about": self.about,
+            "rows": [{**each, "base": self.base_of(each["system"])} for each in rows],
+            "stages": facts,
+            "settings": {**self.settings.describe(), "base_model": Path(self.base).name},
+            "left_out": self.left_out,
+            "versions": versions(),
+            "seconds": round(
+                sum(each["stage_seconds"] for each in self.stages.facts.values()), 1
+            ),  # of all calls
+        }
+        path = self.output / f"keywords_in_order-{self.corpus}.json"
+        path.unlink(missing_ok=True)  # a run is recorded whole, and not joined to an earlier one
+        record("keywords_in_order", {self.corpus: found}, output=path)
+        write_lines(self.output / f"texts-{self.corpus}.jsonl.gz", self.tested, lines)
+
+    def _base_line(self, row: Row, lines: dict[Row, KeyLine]) -> KeyLine | None:
+        """p under the same decoding, or however it was decoded; None for p itself."""
+        base = self.base_of(row.system)
+        if row.system == base:
+            return None
+        several = {each.decoding: line for each, line in lines.items() if each.system == base}
+        return several.get(row.decoding) or next(iter(several.values()), None)
+
+
+def _settings_of(corpus: str) -> Path:
+    return Path(__file__).parent / f"{corpus}.toml"
+
+
+def read_prepared(folder: Path) -> tuple[list[KeyedText], list[KeyedText]]:
+    """Training texts, once for each of their lists of keys, and the test lists."""
+    records = read_keyed(folder / TRAIN)
+    pairs = [(keys, record["text"]) for record in records for keys in record["keys"]]
+    training = [KeyedText(number, tuple(keys), text) for number, (keys, text) in enumerate(pairs)]
+    tested = [KeyedText(each["id"], tuple(each["keys"]), each["text"]) for each in read_keyed(folder / TEST)]
+    if not training or not tested:
+        raise InputError(f"texts and test lists in {folder}", "none", "Run prepare_keys.py again.")
+    return training, tested
+
+
+def write_lines(path: Path, tested: Sequence[KeyedText], lines: dict[Row, KeyLine]) -> None:
+    """Every text of every line, none selected."""
+    records = [
+        {"row": row.name, "id": each.number, "keys": list(each.keys), "text": text}
+        for row, line in lines.items()
+        for each, text in zip(tested, line.written.texts, strict=True)
+    ]
+    content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+    packed = gzip.compress(content, mtime=0)
+    write_atomically(path, lambda partial: _fill(partial, packed))
+
+
+def _fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """All stages, one after the other."""
+    options = _parse(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    try:
+        with Workers(options.workers) as workers:
+            InOrder(options, workers).run()
+    except NadoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--corpus", required=True, help="yelp, news or reviews: names results and settings")
+    parser.add_argument("--prepared", type=Path, required=True, help="the folder of prepare_keys.py")
+    parser.add_argument("--base", required=True, help="GGUF file or folder of the base model")
+    parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
+    parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
+    parser.add_argument("--settings", type=Path, help="what is done (default: CORPUS.toml beside this file)")
+    parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
+    parser.add_argument("--later", type=float, default=0.0, help="seconds that a further call will have")
+    parser.add_argument("--workers", type=int, default=0, help="processes that label and score")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="compile nothing")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,356 @@
+"""Keywords in order: its parts, and all of it on a CPU with a random base of two layers."""
+
+import gzip
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nado.errors import InputError
+from nado.samples import read_samples
+from nado.storage import read_json
+from small_models import EOS, save
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "keywords_in_order"
+sys.path.insert(0, str(RECIPE))
+
+import in_order_page  # noqa: E402
+import prepare_keys  # noqa: E402
+import run_in_order  # noqa: E402
+from dev_decoding import Written  # noqa: E402
+from key_corpora import cut_passages, like_pointer, shares_run  # noqa: E402
+from key_settings import read_key_settings  # noqa: E402
+from key_table import KeyLine, against_base, score_keyed  # noqa: E402
+from ordered_keys import KeyedText, choose_keys, draw_count, ordered_oracle, read_keyed  # noqa: E402
+
+NOUNS = ["dog", "cat", "ball", "beach", "man", "woman", "park"]
+SETTINGS = """
+[base]
+length_limit = 12
+[adapter]
+epochs = 6.0
+rank = 4
+rows = 6
+width = 64
+learning_rate = 1e-2
+[draw]
+lists = 40
+samples = 12
+references = 80
+guided = 60
+mean_prefix = 4.0
+batch = 128
+chunk = 256
+held_out = 0.1
+[shape]
+size = 32
+layers = 1
+heads = 4
+batch = 64
+[[guides]]
+name = "nado"
+title = "NADO"
+base = "seq2seq"
+learn = ["p"]
+learning_rate = 3e-3
+steps = 60
+[[guides]]
+name = "rounds"
+title = "a round"
+base = "seq2seq"
+start = "nado"
+learn = ["p", "q"]
+steps = 10
+[[guides]]
+name = "warm"
+title = "warm-up"
+base = "da"
+learn = ["references"]
+objective = "warm_up"
+learning_rate = 3e-3
+steps = 120
+[[guides]]
+name = "warm_rounds"
+title = "warm-up, a round"
+base = "da"
+start = "warm"
+learn = ["references", "q"]
+objective = "warm_up"
+complete_from_p = false
+steps = 10
+[[guides]]
+name = "da_nado"
+title = "warm-up, then NADO"
+base = "da"
+start = "warm_rounds"
+learn = ["q"]
+learning_rate = 1e-5
+steps = 4
+[[rows]]
+systems = ["seq2seq", "nado"]
+[[rows]]
+systems = ["da"]
+decodings = ["sample"]
+[[rows]]
+systems = ["rounds"]
+exact_end = [true]
+[[rows]]
+systems = ["warm", "warm_rounds", "da_nado"]
+"""
+
+
+def sentence(chooser: random.Random) -> str:
+    one, two, three = chooser.sample(NOUNS, 3)
+    return f"the {one} {chooser.choice(['sees', 'throws'])} a {two} on the {three} ."
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shippable corpus in its own format: documents of sentences."""
+    folder, chooser = tmp_path_factory.mktemp("raw") / "ccby_reviews", random.Random(0)
+    folder.mkdir()
+    records = [
+        {"doc": f"cv{number // 3:03d}", "label": "pos", "text": sentence(chooser)} for number in range(240)
+    ]
+    content = "".join(json.dumps(each) + "\n" for each in records)
+    (folder / "movie_review_sentences.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+    return folder.parent
+
+
+@pytest.fixture(scope="module")
+def place(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared corpus of sentences that a random base can write, and that base."""
+    folder, chooser = tmp_path_factory.mktemp("in_order"), random.Random(1)
+    save("llama", folder / "base", tie_word_embeddings=True)
+    (folder / "small.toml").write_text(SETTINGS, encoding="utf-8")
+    texts = list(dict.fromkeys(sentence(chooser) for _ in range(160)))
+    records = prepare_keys.draw_keys(texts[40:], 3, lists=2, fewer=0.2, chooser=chooser)
+    tested = [
+        {"id": number, "keys": list(choose_keys(text, 3, chooser)), "text": text}
+        for number, text in enumerate(texts[:40])
+    ]
+    prepared = folder / "prepared"
+    run_in_order.write_json(prepared / "about.json", {"corpus": "small", "keys": 3})
+    prepare_keys.write_keyed(prepared / "train.jsonl.gz", records)
+    prepare_keys.write_keyed(prepared / "test.jsonl.gz", tested)
+    return folder
+
+
+def arguments(place: Path, *more: str) -> list[str]:
+    paths = {
+        "prepared": "prepared",
+        "base": "base",
+        "work": "work",
+        "output": "out",
+        "settings": "small.toml",
+    }
+    words = [word for name, path in paths.items() for word in (f"--{name}", str(place / path))]
+    return ["--corpus", "small", *words, *more]
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path) -> Path:
+    assert run_in_order.main(arguments(place)) == 0
+    return place
+
+
+def results(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read_json(place / "out" / "keywords_in_order-small.json")["metrics"]["small"]
+    return found
+
+
+def line(place: Path, system: str) -> dict[str, Any]:
+    return next(each for each in results(place)["rows"] if each["system"] == system)
+
+
+# --- all of it ----------------------------------------------------------------------------------------
+
+
+def test_every_line_of_the_table_is_there(finished: Path) -> None:
+    rows = results(finished)["rows"]
+    systems = ["seq2seq", "da", "nado", "rounds", "warm", "warm_rounds", "da_nado"]
+    assert [each["system"] for each in rows] == systems
+    for each in rows:
+        assert each["lists"] == 40
+        low, high = each["interval"]["in_order"]
+        assert low - 1e-9 <= each["in_order"] <= high + 1e-9
+        assert ("against_base" in each) == (each["system"] not in ("seq2seq", "da"))
+    assert {each["base"] for each in rows} == {"seq2seq", "da"}
+
+
+def test_the_domain_adapted_base_never_sees_a_key(finished: Path) -> None:
+    for chunk in (finished / "work" / "references-da").glob("chunk-*"):
+        samples = read_samples(chunk)
+        assert set(samples.strings("prompt")) == {""}
+        assert samples.array("satisfied").mean() > 0.95  # references have their keys; a few are cut
+    seen = read_samples(finished / "work" / "samples-seq2seq" / "chunk-000")
+    for prompt, condition in zip(seen.strings("prompt")[:5], seen.strings("condition")[:5], strict=True):
+        assert prompt == condition.replace(",", "") + " ="
+
+
+def test_guides_cover_more_than_their_bases(finished: Path) -> None:
+    """A warm-up alone lifts a base that knows no keys; the seq2seq guide is not worse than its base."""
+    assert line(finished, "warm")["coverage"] > line(finished, "da")["coverage"] + 10
+    assert line(finished, "warm")["against_base"]["missed_removed"]["value"] > 10
+    assert line(finished, "nado")["coverage"] >= line(finished, "seq2seq")["coverage"]
+
+
+def test_a_round_begins_with_the_guide_before_it(finished: Path) -> None:
+    stages = results(finished)["stages"]
+    assert stages["guide-rounds"]["learned_from"] == ["samples-seq2seq", "round-rounds"]
+    assert stages["guide-warm_rounds"]["learned_from"] == ["references-da", "round-warm_rounds"]
+    assert stages["guide-warm"]["satisfied"] == 1
+    proposals = set(read_samples(finished / "work" / "round-rounds" / "chunk-000").strings("proposal"))
+    assert all("guided" in each and each.endswith("then p") for each in proposals)
+
+
+def test_with_an_exact_end_finished_texts_have_all_keys_in_order(finished: Path) -> None:
+    row = line(finished, "rounds")
+    assert row["exact_end"]
+    assert row["in_order"] >= row["finished"]
+
+
+def test_a_second_call_does_nothing_again(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = results(finished)["rows"]
+    for name in ("fine_tune", "write_guided", "write_base", "Learning"):
+        monkeypatch.setattr(run_in_order, name, None)
+    assert run_in_order.main(arguments(finished)) == 0
+    said = capsys.readouterr().out
+    # The adapter, the lines, the guides, and the samples once for every guide that learns from them.
+    assert said.count("done before") == 1 + len(before) + 5 + 7
+    assert results(finished)["rows"] == before
+
+
+def test_what_does_not_fit_is_left_for_a_further_call(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No second is left before the deadline: what was made before is shown, nothing is begun."""
+    text = (finished / "small.toml").read_text(encoding="utf-8").replace("steps = 120", "steps = 121")
+    (finished / "other.toml").write_text(text, encoding="utf-8")
+    words = arguments(finished, "--deadline", "1", "--later", "100")
+    words[words.index("--settings") + 1] = str(finished / "other.toml")
+    words[words.index("--output") + 1] = str(finished / "other")
+    record = finished / "work" / "guide-warm" / "stage.json"
+    kept = record.read_text(encoding="utf-8")
+    record.write_text("{}", encoding="utf-8")
+    assert run_in_order.main(words) == 0
+    record.write_text(kept, encoding="utf-8")
+    assert "left for the next call: warm, warm_rounds, da_nado" in capsys.readouterr().out
+    found = read_json(finished / "other" / "keywords_in_order-small.json")["metrics"]["small"]
+    assert found["left_out"] == ["warm", "warm_rounds", "da_nado"]
+
+
+def test_the_readme_and_the_record_are_filled(finished: Path, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text((RECIPE / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+    words = [str(finished / "out"), "--readme", str(readme), "--record", "--results", str(tmp_path)]
+    in_order_page.main(words)
+    in_order_page.main(words)  # twice is as once
+    text = readme.read_text(encoding="utf-8")
+    row = line(finished, "warm")
+    assert text.count(f"| warm-up | da | greedy | 1 | off | {row['coverage']:.1f}") == 1
+    recorded = read_json(tmp_path / "keywords_in_order.json")
+    assert recorded["metrics"]["small"]["rows"] == results(finished)["rows"]
+    assert "texts" not in json.dumps(recorded["metrics"]["small"]["rows"])
+
+
+# --- its parts ----------------------------------------------------------------------------------------
+
+
+def test_the_corpus_is_prepared_without_leaks(data: Path, tmp_path: Path) -> None:
+    # Three nouns and a verb to choose from: four keys each.
+    words = ["--corpus", "reviews", "--data", str(data), "--output", str(tmp_path / "reviews")]
+    assert prepare_keys.main(words) == 0
+    train, tested = (read_keyed(tmp_path / "reviews" / name) for name in ("train.jsonl.gz", "test.jsonl.gz"))
+    assert len(tested) == 240  # fewer than 1,000: all of them are tested, nothing is left to learn
+    assert not train
+    oracle = ordered_oracle()
+    assert oracle([", ".join(each["keys"]) for each in tested], [each["text"] for each in tested]).all()
+
+
+def test_missing_data_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare_keys.main(["--corpus", "yelp", "--data", str(tmp_path), "--output", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "Get test.jsonl: POINTER's 1,000 Yelp key lists and references (local use only)" in said
+    assert prepare_keys.main(["--corpus", "yelp!", "--data", str(tmp_path), "--output", str(tmp_path)]) == 1
+    assert "yelp, news, reviews" in capsys.readouterr().err
+    words = ["--corpus", "news", "--prepared", str(tmp_path / "no"), "--base", "b"]
+    assert run_in_order.main([*words, "--work", str(tmp_path), "--output", str(tmp_path)]) == 1
+    assert "Make it with prepare_keys.py." in capsys.readouterr().err
+
+
+def test_keys_stand_in_their_text_in_order() -> None:
+    text, chooser = "Greece , Greece and well-made food don't please the Greece of 2015 .", random.Random(0)
+    for count in range(1, 6):
+        keys = choose_keys(text, count, chooser)
+        assert len(keys) == count
+        assert ordered_oracle()([", ".join(keys)], [text]).all()
+    assert set(choose_keys(text, 9, chooser)) == {"greece", "food", "please"}
+    assert not ordered_oracle()(["food, greece, greece"], [text]).any()
+    counts = [draw_count(7, 0.5, chooser) for _ in range(400)]
+    assert set(counts) == {2, 3, 4, 5, 6, 7}
+    assert 0.4 < np.mean(np.array(counts) == 7) < 0.6
+
+
+def test_reviews_are_written_as_the_test_references_are() -> None:
+    assert like_pointer("Don't go...\nIt's $5, REALLY!! (no)") == "don t go . it s $5 , really ! ( no )"
+    words = " ".join(f"word{n % 7} ." if n % 9 == 8 else f"word{n % 7}" for n in range(300))
+    passages = list(cut_passages(words, random.Random(0)))
+    assert len(passages) > 3
+    assert all(15 <= len(each.split()) <= 78 for each in passages)
+    assert all(each.endswith(".") for each in passages[:-1])
+
+
+def test_texts_that_share_ten_words_are_found() -> None:
+    words = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    known = {words}
+    assert shares_run("zero One two, three four five six seven eight nine ten eleven", known)
+    assert not shares_run("one two three four five six seven eight nine eleven ten", known)
+
+
+def test_missed_keys_removed_counts_exact_forms_anywhere() -> None:
+    tested = [KeyedText(at, ("dog", "cat"), "the dog sees the cat") for at in range(40)]
+
+    def scored(texts: list[str]) -> KeyLine:
+        written = Written(texts, [[4, EOS]] * len(texts), [True] * len(texts), 0, 0.0, 0.0)
+        return KeyLine(score_keyed(tested, texts), written, [np.zeros(2, np.float32)] * len(texts))
+
+    base = scored(["the dogs sleep"] * 20 + ["a cat"] * 20)  # 25 % of the keys
+    ours = scored(["the cat sees the dog"] * 20 + ["the dog sees the cat"] * 20)
+    assert base.coverage.value == pytest.approx(25)
+    assert ours.coverage.value == pytest.approx(100)
+    assert ours.measures()["in_order"].value == pytest.approx(0.5)
+    found = against_base(ours, base)
+    assert found["missed_removed"]["value"] == pytest.approx(100)
+    assert found["bleu2"]["difference"] > 0
+
+
+@pytest.mark.parametrize("name", ["yelp", "news", "reviews"])
+def test_the_settings_of_every_corpus_are_read(name: str) -> None:
+    settings = read_key_settings(RECIPE / f"{name}.toml")
+    rows = [row.name for section in settings.rows for row in section.rows()]
+    assert len(rows) == len(set(rows)) == 10
+    assert [each.name for each in settings.guides] == ["nado", "rounds", "warm", "warm_rounds", "da_nado"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[draw]\nsample = 3\n", "found sample"),
+        ('[[rows]]\nsystems = ["mian"]\n', "found mian"),
+        ('[[guides]]\nname = "a"\ntitle = "a"\nbase = "da"\nlearn = ["q"]\n', "found none"),
+        ('[[guides]]\nname = "a"\ntitle = "a"\nbase = "ad"\nlearn = ["p"]\n', "found ad"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=found):
+        read_key_settings(path)
