@@ -22,22 +22,34 @@ def record(
     which run each metric is from.
     """
     path = output or RESULTS / f"{name}.json"
+    merge(envelope(metrics, command(), machine), path)
+    return path
+
+
+def envelope(metrics: dict[str, Any], line: str, machine: str | None = None) -> dict[str, Any]:
+    """Metrics of one run with date, machine, commit and the command `line` that made them."""
     run = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine or this_machine(),
-        "command": command(),
+        "command": line,
         "commit": commit(),
     }
+    return {**run, "metrics": metrics, "runs": [{**run, "metrics": list(metrics)}]}
+
+
+def merge(new: dict[str, Any], path: Path) -> None:
+    """Put a run's metrics into a file of results; what it did not measure stays, with its own run."""
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"metrics": {}, "runs": []}
+    measured = new["metrics"]
     earlier = [
         {**old, "metrics": kept}
         for old in before.get("runs", [])
-        if (kept := [metric for metric in old["metrics"] if metric not in metrics])
+        if (kept := [name for name in old["metrics"] if name not in measured])
     ]
-    runs = [*earlier, {**run, "metrics": list(metrics)}]
+    runs = [*earlier, *new["runs"]]
     machines = " and ".join(dict.fromkeys(each["machine"] for each in runs))
-    write_json(path, {**run, "machine": machines, "metrics": {**before["metrics"], **metrics}, "runs": runs})
-    return path
+    metrics = {**before["metrics"], **measured}
+    write_json(path, {**new, "machine": machines, "metrics": metrics, "runs": runs})
 
 
 def this_machine() -> str:

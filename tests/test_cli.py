@@ -17,6 +17,9 @@ import pytest
 
 import small_models
 from nado.cli import VERBS, load_verb, main
+from nado.cli.run import as_settings
+from nado.cli.settings import Settings
+from nado.study.reading import apply_settings
 from test_study import STUDY, make_study
 
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -508,3 +511,10 @@ def test_stages_are_described_for_whoever_looks(study: Path) -> None:
     assert record["config"]["steps"] == 60
     assert record["versions"]["nado"]
     assert set(record["inputs"]) == {"conditions", "the stage label"}
+
+
+def test_options_of_run_replace_what_the_study_says() -> None:
+    asked = Settings({"distributed": {"engine": "ray", "shares": 4, "divide_base": True}}, None)
+    tables: dict[str, Any] = {"distributed": {"engine": "local", "processes": 2}}
+    apply_settings(tables, as_settings(asked))
+    assert tables == {"distributed": {"engine": "ray", "processes": 2, "shares": 4, "divide_base": True}}

@@ -8,15 +8,15 @@ No number is typed by hand.
 import argparse
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import siblings  # noqa: F401  (finds what benchmarks share)
 
+import recording
 from nado.errors import InputError
-from nado.storage import read_json, write_json
-from recording import RESULTS, commit, this_machine
+from nado.storage import read_json
+from recording import RESULTS, merge
 
 BEGIN, FINISH = "<!-- results: written by results_page.py -->", "<!-- end of results -->"
 _PRIVATE = ("--output", "--work", "--data")  # where files were says nothing about the numbers
@@ -24,13 +24,7 @@ _PRIVATE = ("--output", "--work", "--data")  # where files were says nothing abo
 
 def envelope(metrics: dict[str, Any]) -> dict[str, Any]:
     """Metrics with date, machine, command and commit, in the form of `benchmarks/results`."""
-    run = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": this_machine(),
-        "command": command(),
-        "commit": commit(),
-    }
-    return {**run, "metrics": metrics, "runs": [{**run, "metrics": list(metrics)}]}
+    return recording.envelope(metrics, command())
 
 
 def command() -> str:
@@ -41,21 +35,6 @@ def command() -> str:
             continue
         kept.append(Path(word).name if Path(word).is_absolute() else word)
     return " ".join(["python", f"recipes/commongen/{Path(sys.argv[0]).name}", *kept])
-
-
-def merge(new: dict[str, Any], path: Path) -> None:
-    """Put a run's metrics into a file of results; what it did not measure stays, with its own run."""
-    before = read_json(path) if path.exists() else {"metrics": {}, "runs": []}
-    measured = new["metrics"]
-    earlier = [
-        {**old, "metrics": kept}
-        for old in before["runs"]
-        if (kept := [name for name in old["metrics"] if name not in measured])
-    ]
-    runs = [*earlier, *new["runs"]]
-    machines = " and ".join(dict.fromkeys(each["machine"] for each in runs))
-    metrics = {**before["metrics"], **measured}
-    write_json(path, {**new, "machine": machines, "metrics": metrics, "runs": runs})
 
 
 def results(study: dict[str, Any], overhead: dict[str, Any]) -> str:

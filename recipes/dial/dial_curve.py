@@ -20,7 +20,7 @@ from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel
 from nado.metrics import Measure, kl_from_base, mean, perplexity_of_log_p, score_tokens, share
 from nado.oracles.protocol import Oracle
-from nado.storage import read_json, write_atomically, write_json
+from nado.storage import read_json, write_bytes, write_json
 
 SHARES = "shares.json"  # of each prompt of a point
 _SCORE_BATCH = 256
@@ -178,11 +178,7 @@ def write_texts(path: Path, weighted: WeightedTexts) -> None:
     ]
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
     packed = gzip.compress(content, mtime=0)
-    write_atomically(path, lambda partial: _fill(partial, packed))
-
-
-def _fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    write_bytes(path, packed)
 
 
 def _interval(found: Measure) -> dict[str, Any]:

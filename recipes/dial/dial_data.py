@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nado.errors import InputError
-from nado.storage import write_atomically
+from nado.storage import write_bytes
 
 REVIEW, TOXICITY = "review", "toxicity"
 OPENINGS = Path(__file__).parent / "openings.jsonl"
@@ -42,7 +42,7 @@ def read_openings(path: Path) -> list[Opening]:
 def write_openings(path: Path, openings: Sequence[Opening]) -> None:
     """One JSON object a line."""
     content = "".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in openings)
-    write_atomically(path, lambda partial: _fill(partial, content))
+    write_bytes(path, content.encode())
 
 
 def review_openings(data: Path, *, train: int, test: int, seed: int) -> list[Opening]:
@@ -95,7 +95,3 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in text.split("\n") if line]
     except ValueError as error:
         raise InputError(f"one JSON object a line in {path}", f"{error}", "Get the file again.") from error
-
-
-def _fill(path: Path, content: str) -> None:
-    path.write_text(content, encoding="utf-8")

@@ -13,11 +13,11 @@ from typing import Any
 import around  # noqa: F401  (finds what recipes and benchmarks share)
 from dial_plot import draw_dial
 from in_order_page import table
-from results_page import fill, merge
+from results_page import fill
 
 from nado.errors import InputError
 from nado.storage import read_json
-from recording import RESULTS
+from recording import RESULTS, merge
 
 
 def page(run: dict[str, Any], picture: str) -> str:

@@ -4,7 +4,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from nado.storage import write_atomically
+from nado.storage import write_bytes
 
 PIECE = 15 * 2**20
 
@@ -18,13 +18,5 @@ def pack_in_pieces(folder: Path, output: Path, name: str) -> list[Path]:
     content, pieces = packed.getvalue(), []
     for number, at in enumerate(range(0, len(content), PIECE)):
         pieces.append(output / f"{name}.tar.{number:02d}")
-        _write(pieces[-1], content[at : at + PIECE])
+        write_bytes(pieces[-1], content[at : at + PIECE])
     return pieces
-
-
-def _write(path: Path, content: bytes) -> None:
-    write_atomically(path, lambda partial: _fill(partial, content))
-
-
-def _fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

@@ -1,27 +1,20 @@
 """Metrics with date, machine, command and commit, in the form of `benchmarks/results`."""
 
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import neighbours  # noqa: F401  (finds what benchmarks share)
 
-from recording import commit, this_machine
+import recording
 
 # Where files were says nothing about the numbers.
 _PRIVATE = ("--output", "--work", "--data", "--corpus", "--prepared", "--base")
 
 
 def envelope(metrics: dict[str, Any], script: str) -> dict[str, Any]:
-    """What `results_page.merge` of the CommonGen recipe puts on record."""
-    run = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": this_machine(),
-        "command": command(script),
-        "commit": commit(),
-    }
-    return {**run, "metrics": metrics, "runs": [{**run, "metrics": list(metrics)}]}
+    """Metrics of a run of `script`, as `recording.merge` puts them on record."""
+    return recording.envelope(metrics, command(script))
 
 
 def command(script: str) -> str:

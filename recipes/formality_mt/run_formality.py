@@ -38,7 +38,7 @@ from nado.oracles import audit
 from nado.proposals import tempered
 from nado.sample_labels import label_samples
 from nado.samples import Samples, read_samples
-from nado.storage import digest_json, write_atomically, write_json
+from nado.storage import digest_json, write_bytes, write_json
 from nado.study import Study, read_study
 from nado.study.materials import Materials, digest_base, digest_prompts
 from nado.study.sections import describe_section
@@ -294,11 +294,7 @@ class Run:
         ]
         content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
         packed = gzip.compress(content, mtime=0)
-        write_atomically(self.output / "texts.jsonl.gz", lambda path: _fill(path, packed))
-
-
-def _fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+        write_bytes(self.output / "texts.jsonl.gz", packed)
 
 
 def _samples_name(temperature: float) -> str:

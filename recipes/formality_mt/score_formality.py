@@ -17,13 +17,12 @@ from formality_classifiers import JUDGE, ORACLE
 from formality_oracle import FormalityOracle
 from formality_page import fill, results
 from raw_files import read_records, require_file
-from results_page import merge
 from style_judge import StyleJudge
 
 from nado.errors import NadoError
 from nado.metrics import Comparison, Metric, chrf, compare, mean, sacre_bleu, share
 from nado.storage import read_json, write_json
-from recording import RESULTS
+from recording import RESULTS, merge
 
 NAME = "formality_mt.json"
 _EXAMPLES = 20

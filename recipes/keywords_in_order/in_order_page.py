@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import nearby  # noqa: F401  (finds what recipes and benchmarks share)
-from results_page import fill, merge
+from results_page import fill
 
 from nado.errors import InputError
 from nado.storage import read_json
-from recording import RESULTS
+from recording import RESULTS, merge
 
 # The paper's Table 1: BLEU-2, BLEU-4, coverage of p and of NADO.
 PAPER = {

@@ -12,7 +12,7 @@ from typing import Any
 from nado.errors import InputError
 from nado.oracles import Keywords
 from nado.prompts import Prompt
-from nado.storage import write_atomically
+from nado.storage import write_bytes
 
 SEQ2SEQ, DA = "seq2seq", "da"  # the base reads the keys, or it has only learned the domain
 
@@ -73,8 +73,4 @@ def write_keyed(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """One JSON object a line, packed without a time stamp: equal records make equal files."""
     content = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records).encode()
     packed = gzip.compress(content, 9, mtime=0)
-    write_atomically(path, lambda partial: _fill(partial, packed))
-
-
-def _fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    write_bytes(path, packed)

@@ -48,7 +48,7 @@ from nado.huggingface.reading import HuggingFaceReader
 from nado.prompts import Prompt
 from nado.proposals import Proposal, guided_mixture
 from nado.samples import Samples
-from nado.storage import digest_file, digest_json, read_json, write_atomically, write_json
+from nado.storage import digest_file, digest_json, read_json, write_bytes, write_json
 from nado.versions import versions
 from recording import record
 
@@ -361,11 +361,7 @@ def write_lines(path: Path, tested: Sequence[KeyedText], lines: dict[Row, KeyLin
     ]
     content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
     packed = gzip.compress(content, mtime=0)
-    write_atomically(path, lambda partial: _fill(partial, packed))
-
-
-def _fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    write_bytes(path, packed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ from nado.errors import InputError, MismatchError, StorageError
 from nado.guide import Guide, GuideConfig
 from nado.reading import Reader
 from nado.samples import Samples
-from nado.storage import read_json, write_atomically, write_json
+from nado.storage import read_json, write_atomically, write_bytes, write_json
 from nado.training import Objective, TrainingConfig, TrainingSummary, evaluate
 from nado.training_data import TrainingData
 
@@ -88,7 +88,7 @@ def save_guide(
     described = None if summary is None else summary.describe()
     write_json(folder / "training.json", {"summary": described, "held_out": scores})
     card = model_card(guide.config, described, scores, calibration)
-    write_atomically(folder / "README.md", lambda path: _write_text(path, card))
+    write_bytes(folder / "README.md", card.encode())
     if calibration is not None:
         write_json(folder / "calibration.json", calibration)
     if kept is not None:
@@ -360,7 +360,3 @@ from nado.guide_files import load_guide
 guide = load_guide("this folder", reader)  # `reader`: the base above, as nado reads it
 ```
 """
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

@@ -45,7 +45,12 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(path, lambda partial: _write_text(partial, text))
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file in one piece."""
+    write_atomically(path, lambda partial: _fill(partial, content))
 
 
 def read_json(path: Path) -> Any:
@@ -134,5 +139,5 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def _fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -60,11 +60,12 @@ class Settings:
 
 
 def takes(
-    *sections: str, only: Sequence[str] | None = None, left_out: Sequence[str] = ()
+    *sections: str, only: Sequence[str] | None = None, left_out: Sequence[str] = (), config: bool = True
 ) -> Callable[..., Any]:
     """Give a command the options of some sections; they arrive as its first argument, `settings`.
 
-    "oracle" is a section of one option. `only` and `left_out` name fields.
+    "oracle" is a section of one option. `only` and `left_out` name fields. `config`: whether there is an
+    option for a file of values too.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -83,7 +84,7 @@ def takes(
             file = values.pop("config", None)
             command(Settings(given, file), **values)
 
-        _sign(wrapper, command, made, "oracle" in sections)
+        _sign(wrapper, command, made, "oracle" in sections, config)
         return wrapper
 
     return decorate
@@ -107,6 +108,7 @@ def _sign(
     command: Callable[..., None],
     made: dict[str, tuple[str, Option]],
     oracle: bool,
+    config: bool,
 ) -> None:
     """Give the wrapper the signature that typer reads: the command's own parameters, then the options."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
@@ -115,7 +117,8 @@ def _sign(
         parameters.append(_parameter("oracle", str, _ORACLE_HELP))
     for name, (_, option) in made.items():
         parameters.append(_parameter(name, _word_type(option.kind), _sentence(option.help)))
-    parameters.append(_parameter("config", Path, _CONFIG_HELP))
+    if config:
+        parameters.append(_parameter("config", Path, _CONFIG_HELP))
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
 

@@ -44,8 +44,8 @@ def run_study(
 
     Finished stages are reused and begun ones taken up. A stage that was made from another config, other
     prompts, another base or oracle is refused before anything is run, unless `force`: then it, and what
-    follows from it, is made again. `distributed` says who draws, labels and trains: this process, unless it
-    says otherwise.
+    follows from it, is made again. `distributed` goes before what the study says about who draws, labels and
+    trains.
     """
     folder = Path(folder)
     run = Run(study, folder, distributed)
@@ -71,7 +71,7 @@ class Run:
 
     def __init__(self, study: Study, folder: Path, distributed: DistributedConfig | None = None) -> None:
         self.study, self.folder = study, folder
-        self.distributed = distributed if distributed is not None else DistributedConfig()
+        self.distributed = distributed if distributed is not None else study.distributed
         _require_no_rounds(study, self.distributed)
         self.materials = Materials(study)
         self.work: dict[str, Callable[[], dict[str, Any]]] = {
