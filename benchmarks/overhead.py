@@ -6,7 +6,7 @@ keywords are missing at every step, exact end on; the others ask no oracle. On a
 measured with a static cache, for which transformers compiles the forward of both sides: kernels are then
 waited for, not the host, and these are the ratios on record.
 
-    python benchmarks/overhead.py --model FOLDER_OR_GGUF [--billion]
+    python benchmarks/overhead.py --model FOLDER_OR_GGUF [--parts static billion dynamic]
 """
 
 import argparse
@@ -55,17 +55,19 @@ def main() -> None:
         write({"timings_cpu": found, "time_ratio_cpu_light": found[largest]["light"]["ratio"]}, options)
         return
     # Written part by part, what is on record first: a run that is cut short has measured something.
-    found = measure(model, options, ["4x768", "light", "4x768 with oracle"], [large], cache="static")
-    ratios = {
-        f"time_ratio_h200_{largest}_{name}": found[largest][name]["ratio"] for name in ("4x768", "light")
-    }
-    write({**ratios, "timings_h200_static": found}, options)
-    if options.billion:
+    if "static" in options.parts:
+        found = measure(model, options, ["4x768", "light", "4x768 with oracle"], [large], cache="static")
+        ratios = {
+            f"time_ratio_h200_{largest}_{name}": found[largest][name]["ratio"] for name in ("4x768", "light")
+        }
+        write({**ratios, "timings_h200_static": found}, options)
+    if "billion" in options.parts:
         found = measure(billion(model, options), options, ["light"], [large], cache="static")
         ratio = found[largest]["light"]["ratio"]
         write({f"time_ratio_h200_{largest}_1b": ratio, "timings_h200_static_1b": found}, options)
-    found = measure(model, options, list(GUIDES), options.batches)
-    write({"timings_h200_dynamic": found}, options)
+    if "dynamic" in options.parts:
+        found = measure(model, options, list(GUIDES), options.batches)
+        write({"timings_h200_dynamic": found}, options)
 
 
 def write(metrics: dict[str, Any], options: argparse.Namespace) -> None:
@@ -81,7 +83,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=32)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--billion", action="store_true", help="also beside a base of a billion parameters")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=["static", "billion", "dynamic"],
+        choices=["static", "billion", "dynamic"],
+        help="on a GPU: what is measured; billion is a base of that many parameters, with random weights",
+    )
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 

@@ -1,9 +1,14 @@
-"""CommonGen's concept sets, and the form in which base, guide and oracle read them."""
+"""CommonGen's concept sets, the form in which base, guide and oracle read them, and what p learns of them."""
 
 import gzip
 import json
-from dataclasses import dataclass
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from study_settings import TextSettings
 
 from nado.prompts import Prompt
 
@@ -37,3 +42,39 @@ def read_sets(path: Path) -> list[ConceptSet]:
     return [
         ConceptSet(each["id"], tuple(each["concepts"]), tuple(each.get("targets", ()))) for each in records
     ]
+
+
+def learned_sets(sets: Sequence[ConceptSet], settings: TextSettings) -> list[ConceptSet]:
+    """What p learns from: a set and some of its sentences each, some more than once.
+
+    A set that comes again comes with its concepts in another order: they are a set, and what is written
+    with them does not depend on it.
+    """
+    chosen = random.Random(settings.seed)
+    return [again for each in sets for again in _repeated(each, settings, chosen)]
+
+
+def _repeated(one: ConceptSet, settings: TextSettings, chosen: random.Random) -> Iterable[ConceptSet]:
+    large = settings.repeats_large if len(one.concepts) >= settings.large else 1
+    times = {
+        target: large * (settings.repeats_well_formed if is_well_formed(target) else 1)
+        for target in one.targets
+    }
+    for turn in range(max(times.values(), default=0)):
+        targets = [target for target in one.targets if times[target] > turn]
+        if settings.sentences:
+            targets = [as_sentence(target) for target in targets]
+        order = one.concepts if turn == 0 else tuple(chosen.sample(one.concepts, len(one.concepts)))
+        yield replace(one, concepts=order, targets=tuple(targets))
+
+
+def is_well_formed(text: str) -> bool:
+    """Whether a text begins and ends as a sentence does; most of the training texts are captions."""
+    return text[:1].isupper() and text.endswith((".", "!", "?")) and not text.endswith((" .", " !", " ?"))
+
+
+def as_sentence(text: str) -> str:
+    """A caption as a sentence: a capital, a full stop, and no blank before punctuation."""
+    text = re.sub(r" +([.,!?;:])", r"\1", " ".join(text.split())).rstrip(" ,;:-")
+    ended = text if text.endswith((".", "!", "?")) else f"{text}."
+    return ended[:1].upper() + ended[1:]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from concept_sets import ConceptSet, read_sets
+from concept_sets import ConceptSet, learned_sets, read_sets
 from dev_decoding import Written, write_base, write_guided
 from drawn_texts import cut_chunks, describe, draw_chunks, draw_labelled, rates, read_chunks
 from fine_tuning import fine_tune, load_base
@@ -95,7 +95,7 @@ class Study:
 
     def adapt(self) -> None:
         """Fine-tune the base."""
-        config = {"adapter": asdict(self.settings.adapter)}
+        config = {"adapter": asdict(self.settings.adapter), "texts": asdict(self.settings.texts)}
         folder = self.stages.run(
             "adapter",
             config,
@@ -103,7 +103,7 @@ class Study:
             lambda folder: fine_tune(
                 self.clock,
                 self.base,
-                self.train,
+                learned_sets(self.train, self.settings.texts),
                 self.dev,
                 folder / "adapter",
                 self.settings.adapter,

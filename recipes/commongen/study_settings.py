@@ -22,6 +22,17 @@ class BaseSettings:
 
 
 @dataclass(frozen=True)
+class TextSettings:
+    """Which training texts the base is fine-tuned on, and in what form."""
+
+    sentences: bool = False  # captions are made sentences: a capital, a full stop
+    repeats_well_formed: int = 1  # times that a text which was one already is learned in a pass
+    large: int = 4  # concepts of a large set
+    repeats_large: int = 1  # times that a text of a large set is
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class AdapterSettings:
     """How the base is fine-tuned."""
 
@@ -130,6 +141,7 @@ class Settings:
     """A whole run."""
 
     base: BaseSettings = field(default_factory=BaseSettings)
+    texts: TextSettings = field(default_factory=TextSettings)
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     draw: DrawSettings = field(default_factory=DrawSettings)
     guides: dict[str, GuideSettings] = field(default_factory=dict)
@@ -153,6 +165,7 @@ def read_settings(path: Path) -> Settings:
     _require_known(table, [each.name for each in fields(Settings)], path.name)
     settings = Settings(
         base=_section(BaseSettings, table.get("base", {}), "base"),
+        texts=_section(TextSettings, table.get("texts", {}), "texts"),
         adapter=_section(AdapterSettings, table.get("adapter", {}), "adapter"),
         draw=_section(DrawSettings, table.get("draw", {}), "draw"),
         guides={
