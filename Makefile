@@ -10,9 +10,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 export HF_HUB_OFFLINE = 1
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-all lint format clean help
+.PHONY: demo exact test test-all lint format clean help
 
-demo: $(STAMP)  ## see it work: the exact example, every number by enumeration
+demo: $(STAMP)  ## see it work: a guide from nothing, judged on unseen keywords, in three minutes
+	$(BIN)/python examples/demo/run_demo.py
+
+exact: $(STAMP)  ## the exact example: every number by enumeration
 	$(BIN)/python -m nado.exact
 
 test: $(STAMP)  ## the quick tests

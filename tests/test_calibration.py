@@ -20,7 +20,7 @@ from nado.calibration import (
     predict,
     recalibrate,
 )
-from nado.decomposition import expected_log_r
+from nado.decomposition import expected_log_r, mend_log_odds
 from nado.errors import InputError
 from nado.exact import TabularModel, exact_log_r
 from nado.guide import Conditions, Guide, GuideConfig
@@ -54,10 +54,12 @@ def random_objective(reader: TabularReader, **choices: Any) -> Objective:
     return Objective(guide.attach(reader).eval(), reader, TrainingConfig(**choices))
 
 
-def drawn(count: int, scale: float, offset: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(
+    count: int, scale: float, offset: float, seed: int = 0, spread: float = 2.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-odds, and outcomes that happen at σ(scale·log-odds + offset)."""
     generator = torch.Generator().manual_seed(seed)
-    log_odds = 2 * torch.randn(count, generator=generator, dtype=torch.float64)
+    log_odds = spread * torch.randn(count, generator=generator, dtype=torch.float64)
     chance = torch.sigmoid(scale * log_odds + offset)
     return log_odds, torch.rand(count, generator=generator, dtype=torch.float64) < chance
 
@@ -66,10 +68,11 @@ def drawn(count: int, scale: float, offset: float, seed: int = 0) -> tuple[torch
 
 
 def test_the_fit_finds_what_was_put_in() -> None:
-    """40,000 outcomes: the errors of a and b are about 0.015, and 0.08 is five of them."""
-    log_odds, happened = drawn(40_000, 0.5, -0.7)
+    """40,000 outcomes: the errors of scale and offset are about 0.02, that of the sure scale 0.04."""
+    log_odds, happened = drawn(40_000, 0.5, -0.7, spread=3.0)
     found = fit_calibration(log_odds, happened)
     assert found.scale == pytest.approx(0.5, abs=0.08)
+    assert found.sure_scale == pytest.approx(0.5, abs=0.2)
     assert found.offset == pytest.approx(-0.7, abs=0.08)
     assert found.cross_entropy_after < found.cross_entropy_before
     assert found.calibration_error_after < 0.02 < found.calibration_error_before
@@ -83,14 +86,40 @@ def test_the_fit_is_the_minimum(scale: float, offset: float) -> None:
     z, y, w = log_odds.numpy(), happened.numpy(), weights.numpy() / weights.sum().item()
 
     def cross_entropy(at: np.ndarray) -> float:
-        chosen = at[0] * z + at[1]
+        middle = 3 * np.tanh(z / 3)
+        chosen = at[0] * middle + at[1] + at[2] * (z - middle)
         return float((w * (np.logaddexp(0, chosen) - y * chosen)).sum())
 
-    wanted = minimize(cross_entropy, [1.0, 0.0], method="BFGS", options={"gtol": 1e-9})
+    bounds = [(SMALLEST_SCALE, LARGEST_SCALE), (None, None), (SMALLEST_SCALE, 1.0)]
+    wanted = minimize(cross_entropy, [1.0, 0.0, 1.0], method="L-BFGS-B", bounds=bounds, tol=1e-14)
     found = fit_calibration(log_odds, happened, weights)
-    assert [found.scale, found.offset] == pytest.approx(list(wanted.x), abs=1e-5)
-    assert found.cross_entropy_after == pytest.approx(wanted.fun, abs=1e-9)
-    assert found.cross_entropy_before == pytest.approx(cross_entropy(np.array([1.0, 0.0])), abs=1e-9)
+    assert [found.scale, found.offset, found.sure_scale] == pytest.approx(list(wanted.x), abs=2e-3)
+    assert found.cross_entropy_after == pytest.approx(wanted.fun, abs=1e-7)
+    assert found.cross_entropy_before == pytest.approx(cross_entropy(np.array([1.0, 0.0, 1.0])), abs=1e-9)
+
+
+@pytest.mark.parametrize("scale", [SMALLEST_SCALE, 0.6, 1.0, 3.0])
+@pytest.mark.parametrize("sure_scale", [SMALLEST_SCALE, 1.0])
+def test_mended_log_odds_keep_their_order(scale: float, sure_scale: float) -> None:
+    log_odds = torch.arange(-200, 201, dtype=torch.float64) / 10
+    mended = mend_log_odds(log_odds, scale, 0.0, sure_scale)
+    assert (mended.diff() > 0).all()
+    assert mended[200] == 0  # of a half
+    assert mended[201] / log_odds[201] == pytest.approx(scale, abs=0.01)
+    assert mended[-1] - mended[-2] == pytest.approx(0.1 * sure_scale, abs=1e-4)
+    assert mend_log_odds(torch.tensor(-torch.inf), scale, 1.0, sure_scale) == -torch.inf
+
+
+def test_a_guide_too_sure_in_the_middle_stays_sure_at_the_ends() -> None:
+    """Half the predictions are overconfident by a factor of two, half are right and sure."""
+    middle, happened = drawn(4_000, 0.5, 0.0, seed=5)
+    sure = torch.full((4_000,), -8.0, dtype=torch.float64)  # one in 3,000: it did not happen
+    found = fit_calibration(
+        torch.cat([middle, sure]), torch.cat([happened, torch.zeros(4_000, dtype=torch.bool)])
+    )
+    assert found.scale < 0.7
+    assert found.sure_scale > 0.9
+    assert mend_log_odds(torch.tensor(-8.0), found.scale, found.offset, found.sure_scale) < -6
 
 
 def test_a_weight_is_a_repetition() -> None:
@@ -153,17 +182,19 @@ def test_a_guide_is_recalibrated(tabular: tuple[TabularReader, Samples], merged:
     mended = predict(objective, data)
     written = mended.positions > 0
     raw = predict(objective, data, calibrated=False).log_odds[written]
-    torch.testing.assert_close(mended.log_odds[written], found.scale * raw + found.offset)
+    torch.testing.assert_close(
+        mended.log_odds[written], mend_log_odds(raw, *objective.guide.config.calibration)
+    )
     assert found.predictions == raw.isfinite().sum()  # R(x), a sum of entries, is not fitted
     assert calibrate(objective, data) == found  # always of the R that was trained, never of a mended one
     saved = GuideConfig.from_dict(json.loads(objective.guide.config.to_json_string(use_diff=False)))
-    assert tuple(saved.calibration) == (found.scale, found.offset)
+    assert tuple(saved.calibration) == (found.scale, found.offset, found.sure_scale)
 
 
 def test_r_of_the_prompt_is_the_sum_of_mended_entries(tabular: tuple[TabularReader, Samples]) -> None:
     reader, samples = tabular
     objective = random_objective(reader)
-    recalibrate(objective.guide, Calibration(0.5, -1.0, 0, 0, 0, 0, 0))
+    recalibrate(objective.guide, Calibration(0.5, -1.0, 0.8, 0, 0, 0, 0, 0))
     found = predict(objective, TrainingData.from_samples(samples, reader))
     prompts = samples.strings("prompt")
     for prompt in ("x", "y"):

@@ -14,14 +14,16 @@ from typer.testing import CliRunner
 import small_models
 from nado.cli import app
 from nado.errors import InputError, MismatchError, NadoError, StorageError
+from nado.guide import UNCALIBRATED
 from nado.options import option, read_options, required
+from nado.oracles.loading import names_python, saved_oracle
 from nado.prompts import Prompt
 from nado.rounds import RoundsConfig
 from nado.study import parse_study, read_study, run_study
 from nado.study.checking import check_study
-from nado.study.guides import hold_out, saved_oracle, use_guide
+from nado.study.guides import hold_out, use_guide
 from nado.study.materials import read_tasks
-from nado.study.reading import SECTIONS, names_python, resolve_oracle, section_class
+from nado.study.reading import SECTIONS, resolve_oracle, section_class
 from nado.study.running import Run
 from nado.study.sections import BaseConfig, PromptsConfig
 from nado.study.stages import Stage, require_same
@@ -150,7 +152,7 @@ def test_the_guide_loads_with_its_base_and_oracle(finished: tuple[Path, Path, di
     assert used.guide.config.base_name == str(file.parent / "base")
     assert used.guide.config.progress_bits == 3  # two keywords, and whether they are enough
     assert used.guide.config.named_parts
-    assert used.guide.config.calibration != (1.0, 0.0)
+    assert used.guide.config.calibration != UNCALIBRATED
     assert 0 < used.guide.config.cut_share < 0.6
 
 

@@ -40,6 +40,7 @@ from side_work import TextMaker, TextScores, Workers, label_folder, score_texts
 from study_settings import BASE, UNTRAINED, CostSettings, GuideSettings, Row, RowSettings, read_settings
 from table_rows import Scored, gain_share, score_log_p, table_row
 
+from nado.calibration import Calibration, recalibrate
 from nado.guide import Guide
 from nado.guided import GuidedModel
 from nado.huggingface.reading import HuggingFaceReader
@@ -286,7 +287,7 @@ class Study:
             costs["soft_rates"] = measure_soft_rates(*shared, middle, folder / "as_trained", settings)
             mended = self.stages.facts[f"guide-{settings.guide}"]["calibration"]
             if mended is not None:
-                guide.config.calibration = (mended["scale"], mended["offset"])
+                recalibrate(guide, Calibration(**mended))
                 place = folder / "calibrated"
                 costs["soft_rates_calibrated"] = measure_soft_rates(*shared, middle, place, settings)
         return costs

@@ -58,6 +58,7 @@ from prepare_dial import CLASSIFIER
 from progress_log import Clock, Stages
 from side_work import TextMaker, Workers, label_folder
 
+from nado.calibration import Calibration, recalibrate
 from nado.drawing import draw
 from nado.errors import InputError, NadoError
 from nado.huggingface import CausalModel, load_model
@@ -266,7 +267,7 @@ class Dial:
             guide = open_guide(self.stages.folder / f"guide-{name}", self.reader, oracle)  # type: ignore[arg-type]
             mended = self.stages.facts[f"guide-{name}"]["calibration"]
             if mended is not None:
-                guide.config.calibration = (mended["scale"], mended["offset"])
+                recalibrate(guide, Calibration(**mended))
             found[name] = guide
         return found
 

@@ -1,10 +1,11 @@
 """Is R what it says it is? Recalibration after training, and the table that shows it.
 
-A guide that was trained for long is often too sure of itself. Two numbers on the log-odds of R,
-a·logit(R) + b with a > 0, mend most of that and leave the order of its predictions alone. They are fitted on
-texts of prompts that were held out.
+A guide that was trained for long is often too sure of itself. Three numbers on the log-odds of R, two scales
+above 0 and an offset (`mend_log_odds`), mend most of that and leave the order of its predictions alone. They
+are fitted on texts of prompts that were held out.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from nado.decomposition import expected_log_r, log_one_minus
+from nado.decomposition import expected_log_r, log_one_minus, mend_log_odds, split_log_odds
 from nado.errors import InputError
-from nado.guide import Guide
+from nado.guide import UNCALIBRATED, Guide
 from nado.heads import chunk_rows
 from nado.objective import Reduced, prefix_mask
 from nado.training import CALIBRATION_BINS, Objective, calibration_error, evaluating
@@ -22,6 +23,8 @@ from nado.training_data import Batch, TrainingData
 
 # Beyond these the labels are separated by R, or R says nothing, and the fit would run away.
 SMALLEST_SCALE, LARGEST_SCALE = 0.01, 10.0
+# Of scale, offset and sure scale. Far from a half labels are all of one kind and would have R ever surer.
+_BOUNDS = ((SMALLEST_SCALE, LARGEST_SCALE), (-math.inf, math.inf), (SMALLEST_SCALE, 1.0))
 
 _ITERATIONS = 100
 _CLOSE = 1e-10  # a Newton step this small is the end
@@ -29,10 +32,11 @@ _CLOSE = 1e-10  # a Newton step this small is the end
 
 @dataclass(frozen=True)
 class Calibration:
-    """scale·logit(R) + offset, and what it does to held-out predictions."""
+    """What `mend_log_odds` takes, and what that does to held-out predictions."""
 
-    scale: float  # a
-    offset: float  # b
+    scale: float  # of log-odds in the middle
+    offset: float
+    sure_scale: float  # of the rest of log-odds far from the middle; never above 1
     cross_entropy_before: float
     cross_entropy_after: float
     calibration_error_before: float
@@ -85,12 +89,12 @@ def _log_odds(objective: Objective, batch: Batch, calibrated: bool) -> Tensor:
     """log R − log(1 − R) of every prefix, float64 (B, T + 1)."""
     reduced: Reduced = objective(batch)[2]
     log_odds = reduced.log_r.double() - reduced.log_not_r.double()
-    scale, offset = objective.guide.config.calibration
-    if not calibrated or (scale, offset) == (1.0, 0.0):
+    calibration = objective.guide.config.calibration
+    if not calibrated or calibration == UNCALIBRATED:
         return log_odds
     # The head mends its entries; R(x) is their sum under p, and has to be added up again.
     start = _start_log_odds(objective, batch)
-    return torch.cat([start[:, None], scale * log_odds[:, 1:] + offset], dim=1)
+    return torch.cat([start[:, None], mend_log_odds(log_odds[:, 1:], *calibration)], dim=1)
 
 
 def _start_log_odds(objective: Objective, batch: Batch) -> Tensor:
@@ -124,7 +128,7 @@ def calibrate(objective: Objective, held_out: TrainingData) -> Calibration:
 
 
 def fit_calibration(log_odds: Tensor, happened: Tensor, weights: Tensor | None = None) -> Calibration:
-    """The a > 0 and b that minimise the cross-entropy of σ(a·log_odds + b) and `happened`, all (N,).
+    """The scales and the offset that minimise the cross-entropy of mended log-odds and `happened`, all (N,).
 
     Entries with infinite log-odds (R is exactly 0 or 1 there, and stays it) take no part.
     """
@@ -133,16 +137,12 @@ def fit_calibration(log_odds: Tensor, happened: Tensor, weights: Tensor | None =
     w = torch.ones_like(z) if weights is None else weights[known].double()
     _require_both(y * w, (1 - y) * w)
     w = w / w.sum()
-    # Where R is the same everywhere, a and b say the same thing: b alone is moved.
-    fixed = 1.0 if float(z.max() - z.min()) < 1e-6 else None
-    scale, offset = _minimise(z, y, w, fixed)
-    if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
-        # The cross-entropy is convex in (a, b): its minimum over the allowed a then lies on their edge.
-        scale, offset = _minimise(z, y, w, min(max(scale, SMALLEST_SCALE), LARGEST_SCALE))
-    mended = scale * z + offset
+    scale, offset, sure_scale = _fit(z, y, w)
+    mended = mend_log_odds(z, scale, offset, sure_scale)
     return Calibration(
         scale=scale,
         offset=offset,
+        sure_scale=sure_scale,
         cross_entropy_before=_cross_entropy(z, y, w),
         cross_entropy_after=_cross_entropy(mended, y, w),
         calibration_error_before=calibration_error(z.sigmoid(), y, weights=w),
@@ -152,29 +152,51 @@ def fit_calibration(log_odds: Tensor, happened: Tensor, weights: Tensor | None =
 
 
 def recalibrate(guide: Guide, calibration: Calibration) -> None:
-    """Store the two numbers in the guide's config, where decoding finds them; they replace earlier ones."""
-    guide.config.calibration = (calibration.scale, calibration.offset)
+    """Store the numbers in the guide's config, where decoding finds them; they replace earlier ones."""
+    guide.config.calibration = (calibration.scale, calibration.offset, calibration.sure_scale)
 
 
-def _minimise(z: Tensor, y: Tensor, w: Tensor, scale: float | None) -> tuple[float, float]:
-    """Newton's method with halved steps, over (a, b) or, with `scale` given, over b alone."""
-    at = torch.tensor([1.0 if scale is None else scale, 0.0], dtype=torch.float64)
-    free = slice(0, 2) if scale is None else slice(1, 2)
-    inputs = torch.stack([z, torch.ones_like(z)])  # (2, N)
+def _fit(z: Tensor, y: Tensor, w: Tensor) -> tuple[float, float, float]:
+    """Scale, offset and sure scale within their bounds; where one would leave them it is held at its edge."""
+    # Where R is the same everywhere, scales and offset say the same thing: the offset alone is moved.
+    constant = float(z.max() - z.min()) < 1e-6
+    held: list[float | None] = [1.0, None, 1.0] if constant else [None, None, None]
+    found = _minimise(z, y, w, held)
+    while outside := [
+        number
+        for number, (least, most) in enumerate(_BOUNDS)
+        if held[number] is None and not least <= found[number] <= most
+    ]:
+        # The cross-entropy is convex: its minimum within the bounds then lies on their edge.
+        for number in outside:
+            least, most = _BOUNDS[number]
+            held[number] = min(max(found[number], least), most)
+        found = _minimise(z, y, w, held)
+    return found[0], found[1], found[2]
+
+
+def _minimise(z: Tensor, y: Tensor, w: Tensor, held: list[float | None]) -> list[float]:
+    """Newton's method with halved steps over scale, offset and sure scale, but for those that are `held`."""
+    start = (1.0, 0.0, 1.0)
+    values = [first if fixed is None else fixed for first, fixed in zip(start, held, strict=True)]
+    at = torch.tensor(values, dtype=torch.float64)
+    free = torch.tensor([fixed is None for fixed in held])
+    middle, rest = split_log_odds(z)
+    inputs = torch.stack([middle, torch.ones_like(z), rest])  # (3, N)
     value = _cross_entropy(at @ inputs, y, w)
     for _ in range(_ITERATIONS):
         mean = (at @ inputs).sigmoid()
         gradient = (inputs @ (w * (mean - y)))[free]
-        hessian = ((inputs * (w * mean * (1 - mean))) @ inputs.T)[free, free]
+        hessian = ((inputs * (w * mean * (1 - mean))) @ inputs.T)[free][:, free]
         ridge = 1e-12 + 1e-9 * hessian.diagonal().sum()  # far from the labels the curve is flat
-        step = torch.zeros(2, dtype=torch.float64)
+        step = torch.zeros(3, dtype=torch.float64)
         step[free] = torch.linalg.solve(hessian + ridge * torch.eye(len(gradient)), gradient)
         while (better := _cross_entropy((at - step) @ inputs, y, w)) > value and step.abs().max() > _CLOSE:
             step = step / 2
         if step.abs().max() <= _CLOSE:
             break
         at, value = at - step, better
-    return float(at[0]), float(at[1])
+    return at.tolist()
 
 
 def _cross_entropy(log_odds: Tensor, happened: Tensor, weights: Tensor) -> float:

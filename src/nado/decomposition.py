@@ -19,6 +19,9 @@ from torch import Tensor
 
 from nado.errors import CoverageError, InfeasibleError, InputError
 
+# Log-odds beyond this, chances under 5 % or over 95 %, have a scale of their own in calibration.
+_SURE = 3.0
+
 
 class GuidedDistribution(NamedTuple):
     """The next-token distribution of the guided model, and its normaliser."""
@@ -50,6 +53,23 @@ def log_one_minus(log_r: Tensor) -> Tensor:
     far = torch.where(near_one, -1.0, log_r)
     result = torch.where(near_one, torch.log(-torch.expm1(close)), torch.log1p(-torch.exp(far)))
     return torch.where(is_one, -math.inf, result)
+
+
+def mend_log_odds(log_odds: Tensor, scale: float, offset: float, sure_scale: float) -> Tensor:
+    """Log-odds after calibration: `scale` times as far from a half, `sure_scale` where R is sure of itself.
+
+    A guide that is too sure in the middle need not be so at the end of a text, where its labels had no noise:
+    with one scale for both, R = 0.0007 became 0.008, and texts ended in vain. Rises with the log-odds for any
+    scales above 0.
+    """
+    middle, rest = split_log_odds(log_odds)
+    return scale * middle + sure_scale * rest + offset
+
+
+def split_log_odds(log_odds: Tensor) -> tuple[Tensor, Tensor]:
+    """The part of log-odds in the middle, never above 3, and the rest; both rise with their sum."""
+    middle = _SURE * torch.tanh(log_odds / _SURE)
+    return middle, log_odds - middle
 
 
 def log_difference(log_a: Tensor, log_b: Tensor) -> Tensor:

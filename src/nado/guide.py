@@ -20,12 +20,15 @@ from transformers import Cache, LlamaConfig, LlamaModel, PretrainedConfig, PreTr
 
 from nado import __version__
 from nado.composition import Composable
-from nado.decomposition import close_at_limit, log_one_minus
+from nado.decomposition import close_at_limit, log_one_minus, mend_log_odds
 from nado.errors import InputError, MismatchError
 from nado.heads import Head, HeadKind, Matrix, Scores, Step
 from nado.reading import Reader
 
 Reads = Literal["states", "tokens", "light"]
+
+# What `mend_log_odds` is given where nothing is to be mended.
+UNCALIBRATED = (1.0, 0.0, 1.0)
 
 
 class GuideConfig(PretrainedConfig):
@@ -57,7 +60,7 @@ class GuideConfig(PretrainedConfig):
         rank: int = 64,
         progress_bits: int = 0,
         named_parts: bool = False,
-        calibration: Sequence[float] = (1.0, 0.0),
+        calibration: Sequence[float] = UNCALIBRATED,
         dropout: float = 0.0,
         **kwargs: Any,
     ) -> None:
@@ -73,7 +76,7 @@ class GuideConfig(PretrainedConfig):
         self.reads, self.size, self.layers, self.heads = reads, size, layers, heads
         self.head, self.matrix, self.rank = head, matrix, rank
         self.progress_bits, self.named_parts = progress_bits, named_parts
-        self.calibration = tuple(calibration)  # slope and offset of the log-odds, fitted after training
+        self.calibration = tuple(calibration)  # for `mend_log_odds`: scale, offset, sure_scale
         self.dropout = dropout
 
     @classmethod
@@ -391,10 +394,9 @@ class Guide(Composable, PreTrainedModel):
         `logits` (N, V) are `scores.logits()` where they were made together with the base's own.
         """
         log_r = self.head.log_r(scores, log_p, logits)
-        slope, offset = self.config.calibration
-        if (slope, offset) != (1.0, 0.0):
-            log_odds = slope * (log_r - log_one_minus(log_r)) + offset
-            log_r = nn.functional.logsigmoid(log_odds)
+        if self.config.calibration != UNCALIBRATED:
+            mended = mend_log_odds(log_r - log_one_minus(log_r), *self.config.calibration)
+            log_r = nn.functional.logsigmoid(mended)
         if self.config.completion == "limit":
             return log_r
         return close_at_limit(log_r, self.config.eos_id, generated == self.config.length_limit - 1)

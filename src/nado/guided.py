@@ -38,8 +38,10 @@ from nado.huggingface.encoder_decoder import shift_to_left
 from nado.huggingface.output_layer import watch_inputs
 from nado.huggingface.reading import HuggingFaceReader
 from nado.huggingface.shared import require_list
+from nado.oracles.loading import saved_oracle
 from nado.oracles.protocol import Oracle
 from nado.steering import Positions, Steering
+from nado.tiny import locate_guide
 
 log = logging.getLogger(__name__)
 
@@ -514,9 +516,11 @@ def load(
 ) -> GuidedModel:
     """A guided model from a guide's folder: the base it names is loaded with the limit it was trained for.
 
-    `base` is where the base lies, if not under that name; `options` go to `load_model`: device, dtype,
-    warpers.
+    The name of an embedded guide is a folder too: ``load("keywords")``. Where no `oracle` is given it is the
+    one the guide was trained for, if nado has it; a Python file that a guide names is not executed. `base` is
+    where the base lies, if not under its name; `options` go to `load_model`: device, dtype, warpers.
     """
+    path = locate_guide(path)
     config: Any = GuideConfig.from_pretrained(path, local_files_only=True)
     if not (base or config.base_name):
         raise InputError(
@@ -527,7 +531,8 @@ def load(
     model = load_model(
         base or config.base_name, length_limit=config.length_limit, completion=config.completion, **options
     )
-    return GuidedModel.from_pretrained(model, path, oracle=oracle, guidance=guidance)
+    known = saved_oracle(path) if oracle is None else oracle
+    return GuidedModel.from_pretrained(model, path, oracle=known, guidance=guidance)
 
 
 def _scores(guide: Guide, features: Tensor, matrix: Tensor | None) -> Scores:

@@ -24,7 +24,9 @@ from nado.samples import Ragged, Samples
 log = logging.getLogger(__name__)
 
 BUCKETS = 4  # batches sorted by length together: less padding, but length says much about the label
-_READ_TOKENS = 2**17  # tokens the base reads at once when its states are kept
+# Tokens the base reads at once when its states are kept; on a CPU as many as its caches hold.
+_READ_TOKENS = 2**17
+_READ_TOKENS_CPU = 2**13
 
 
 @dataclass(frozen=True)
@@ -216,10 +218,11 @@ class TrainingData:
         """Read the base's states of every text once and keep them: on `device`, or in a `file` on disk."""
         self.starts = self.lengths.cumsum(0) - self.lengths
         total = int(self.lengths.sum())
+        most = _READ_TOKENS_CPU if reader.model.device.type == "cpu" else _READ_TOKENS
         order = self.lengths.argsort(descending=True)  # the first of a chunk is its longest
         first = 0
         while first < len(order):
-            rows = order[first : first + max(1, _READ_TOKENS // int(self.lengths[order[first]]))]
+            rows = order[first : first + max(1, most // int(self.lengths[order[first]]))]
             read = self._read(reader, rows)  # (B, T, state_size)
             if self.states is None:
                 self.states = _room_for_states(total, read, device, file)

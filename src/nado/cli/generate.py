@@ -158,12 +158,17 @@ def _print_texts(
             more = {} if trace is None else {"inspect": trace}
             print_line({**vars(each), "exact_end": system.guidance.exact_end, **more})
             continue
-        typer.echo(each.text.replace("\n", "\\n"))
+        typer.echo(_line(each.text))
         if trace is not None:
             heads = ["token", "p", "q", "R", "S", "the base's choice"]
             rows = [[_cell(value) for value in step.values()] for step in trace]
             print_table(heads, rows)
     _say_satisfied(written, system)
+
+
+def _line(text: str) -> str:
+    """A text as one line; the blank between it and its prompt is left out."""
+    return text.strip().replace("\n", "\\n")
 
 
 def _cell(value: Any) -> str:
@@ -202,7 +207,7 @@ def _print_verified(
         if as_json:
             print_line(asdict(each))
         elif each.text is not None:
-            typer.echo(each.text.replace("\n", "\\n"))
+            typer.echo(_line(each.text))
     lost = [each for each in found if each.text is None]
     say(f"{len(found) - len(lost)} of {len(found)} verified, {sum(each.draws for each in found)} draws")
     if lost:

@@ -9,7 +9,7 @@ from nado.cli.console import print_json, quieten, say
 from nado.cli.label import kept_base, require_samples
 from nado.cli.settings import Settings, takes
 from nado.errors import InputError
-from nado.study.reading import names_python
+from nado.oracles.loading import names_python
 from nado.study.sections import describe_section
 
 

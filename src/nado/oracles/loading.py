@@ -21,6 +21,7 @@ from nado.errors import InputError, OracleError
 from nado.oracles.function import FunctionOracle
 from nado.oracles.protocol import AllOf, AnyOf, Oracle
 from nado.oracles.suggestion import suggest
+from nado.storage import read_json
 
 # Name in a config → module and attribute; imported only when asked for.
 SHIPPED = {
@@ -188,3 +189,29 @@ def load_module(path: Path) -> ModuleType:
             f"the file {path} to run", f"{type(error).__name__}: {error}", "Run it with python to see where."
         ) from error
     return module
+
+
+# --- with a guide -------------------------------------------------------------------------------------
+
+
+def saved_oracle(folder: Path) -> Oracle | None:
+    """The oracle a guide was trained for, if it is a shipped one; a Python file is not executed."""
+    path = folder / "oracle.json"
+    if not path.exists():
+        return None
+    table = read_json(path)["table"]
+    return None if names_python(table) else load_oracle(table)
+
+
+def names_python(table: Any) -> bool:
+    """Whether an oracle's table names a Python file anywhere."""
+    if isinstance(table, Mapping):
+        return any(names_python(table[key]) for key in ("name", "all", "any", "not") if key in table)
+    if isinstance(table, list):
+        return any(names_python(each) for each in table)
+    return isinstance(table, str) and is_python(table)
+
+
+def is_python(name: str) -> bool:
+    """Whether an oracle's name is that of a Python file, which would be executed."""
+    return ".py:" in name or name.endswith(".py")

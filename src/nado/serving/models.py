@@ -14,9 +14,10 @@ from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.huggingface.reading import HuggingFaceReader
 from nado.language_model import is_refillable
 from nado.oracles import load_oracle
+from nado.oracles.loading import saved_oracle
 from nado.serving.voices import Member
 from nado.storage import read_json
-from nado.study.guides import GuideInUse, saved_oracle, use_guide
+from nado.study.guides import GuideInUse, use_guide
 
 log = logging.getLogger(__name__)
 

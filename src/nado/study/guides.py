@@ -19,17 +19,18 @@ import torch
 from nado.calibration import calibrate, calibration_table, recalibrate
 from nado.errors import InputError
 from nado.guidance import Guidance
-from nado.guide import Guide, GuideConfig
+from nado.guide import UNCALIBRATED, Guide, GuideConfig
 from nado.guide_files import load_guide, save_guide
 from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.huggingface.reading import HuggingFaceReader
 from nado.oracles import Oracle, load_oracle
+from nado.oracles.loading import names_python, saved_oracle
 from nado.prompts import Prompt
 from nado.reading import Reader
 from nado.samples import Samples
 from nado.storage import read_json, write_json
 from nado.study.materials import digest_base, load_base
-from nado.study.reading import make_section, names_python
+from nado.study.reading import make_section
 from nado.study.sections import BaseConfig, DataConfig, GenerateConfig, GuideShape, describe_section
 from nado.study.systems import System, write_texts
 from nado.study.tables import Problem
@@ -94,7 +95,7 @@ def build_guide(
 def untrained_like(guide: Guide, seed: int = 0) -> Guide:
     """A fresh guide of the same shape, for the same base."""
     assert guide.reader is not None
-    config = GuideConfig(**guide.config.to_dict() | {"calibration": (1.0, 0.0)})
+    config = GuideConfig(**guide.config.to_dict() | {"calibration": UNCALIBRATED})
     return _make(config, seed, guide.reader)
 
 
@@ -233,15 +234,6 @@ def save_usage(folder: Path, base: BaseConfig, oracle: dict[str, Any], template:
     write_json(folder / "oracle.json", {"table": oracle, "executes_a_file": names_python(oracle)})
     described = {"base": describe_section(base, "device"), "template": template}
     write_json(folder / "base.json", {**described, "digest": digest_base(base)})
-
-
-def saved_oracle(folder: Path) -> Oracle | None:
-    """The oracle a guide was trained for, if it is a shipped one; a Python file is not executed."""
-    path = folder / "oracle.json"
-    if not path.exists():
-        return None
-    table = read_json(path)["table"]
-    return None if names_python(table) else load_oracle(table)
 
 
 def saved_base(folder: Path, **changes: Any) -> tuple[BaseConfig, str | None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nado.errors import InputError
+from nado.oracles.loading import is_python
 from nado.oracles.suggestion import suggest
 from nado.study.sections import (
     BaseConfig,
@@ -185,20 +186,6 @@ def resolve_oracle(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         return value
 
     return {key: fix(key, value) for key, value in table.items()}
-
-
-def is_python(name: str) -> bool:
-    """Whether an oracle's name is that of a Python file, which would be executed."""
-    return ".py:" in name or name.endswith(".py")
-
-
-def names_python(table: Any) -> bool:
-    """Whether an oracle's table names a Python file anywhere."""
-    if isinstance(table, Mapping):
-        return any(names_python(table[key]) for key in ("name", "all", "any", "not") if key in table)
-    if isinstance(table, list):
-        return any(names_python(each) for each in table)
-    return isinstance(table, str) and is_python(table)
 
 
 def with_local_base(base: BaseConfig, folder: Path) -> BaseConfig:
