@@ -28,7 +28,7 @@ sys.path.insert(0, str(RECIPE))
 import collect_guide  # noqa: E402
 import results_page  # noqa: E402
 import run_commongen  # noqa: E402
-from concept_sets import ConceptSet, read_sets  # noqa: E402
+from concept_sets import ConceptSet, as_sentence, learned_sets, read_sets, recombine  # noqa: E402
 from dev_decoding import Written  # noqa: E402
 from drawn_texts import cut_chunks, require_endings  # noqa: E402
 from fine_tuning import read_sentences  # noqa: E402
@@ -36,7 +36,14 @@ from guide_training import plan_steps, share_time  # noqa: E402
 from progress_log import Clock, Stages  # noqa: E402
 from sampling_costs import choose  # noqa: E402
 from side_work import TextMaker, score_texts  # noqa: E402
-from study_settings import DrawSettings, GuideSettings, Row, RowSettings, read_settings  # noqa: E402
+from study_settings import (  # noqa: E402
+    DrawSettings,
+    GuideSettings,
+    Row,
+    RowSettings,
+    TextSettings,
+    read_settings,
+)
 from table_rows import Scored, against  # noqa: E402
 
 CONCEPTS = ["dog", "cat", "ball", "beach", "man", "woman", "park"]
@@ -202,7 +209,7 @@ def test_costs_are_those_of_fresh_draws(finished: Path) -> None:
     for name in "pq":
         samples = read_samples(finished / "work" / "costs" / name)
         sums[name] = len(samples.ragged("tokens").values) / samples.array("satisfied").sum()
-    assert found["base_tokens_ratio_vs_rejection"] == pytest.approx(sums["p"] / sums["q"])
+    assert found["base_tokens_ratio_vs_rejection_commongen"] == pytest.approx(sums["p"] / sums["q"])
     assert found["rejection_cpu"]["p"]["tokens_per_satisfying_text"]["value"] == pytest.approx(sums["p"])
     assert [each["asked"] for each in found["soft_rates"]] == [0.5]
     assert found["soft_rates"][0]["low"] <= found["soft_rates"][0]["got"] <= found["soft_rates"][0]["high"]
@@ -417,3 +424,41 @@ def test_the_main_configuration_is_read() -> None:
     assert settings.guides["bare"].bare
     assert settings.guides["light"].reads == "light"
     assert isinstance(settings.rows[0], RowSettings)
+
+
+def test_captions_are_made_sentences_and_some_texts_come_more_often() -> None:
+    several = [
+        ConceptSet(0, ("ski", "skier"), ("skier skis down the mountain", "A skier skis .")),
+        ConceptSet(1, ("a", "b", "c", "d"), ("A whole sentence.",)),
+    ]
+    assert learned_sets(several, TextSettings()) == several
+    found = learned_sets(several, TextSettings(sentences=True, repeats_well_formed=2, repeats_large=3))
+    assert [each.targets for each in found[:1]] == [("Skier skis down the mountain.", "A skier skis.")]
+    assert [each.targets for each in found[1:]] == [("A whole sentence.",)] * 6
+    assert {frozenset(each.concepts) for each in found[1:]} == {frozenset("abcd")}
+    assert len({each.concepts for each in found[1:]}) > 1  # in another order
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a man  walks .", "A man walks."),
+        ("Already one.", "Already one."),
+        ("is it ?", "Is it?"),
+        ("tracks,", "Tracks."),
+        ("", "."),
+    ],
+)
+def test_a_caption_as_a_sentence(text: str, sentence: str) -> None:
+    assert as_sentence(text) == sentence
+
+
+def test_recombined_sets_are_new_and_of_the_sizes_of_dev() -> None:
+    words = [f"w{number}" for number in range(40)]
+    several = [ConceptSet(at, tuple(words[at : at + 3]), ("x",)) for at in range(0, 36, 2)]
+    found = recombine(several, 60, 0)
+    assert found == recombine(several, 60, 0)
+    assert len({frozenset(each.concepts) for each in found}) == 60
+    assert not {frozenset(each.concepts) for each in found} & {frozenset(each.concepts) for each in several}
+    assert {len(each.concepts) for each in found} == {3, 4, 5}
+    assert all(not each.targets for each in found)

@@ -12,6 +12,8 @@ from study_settings import TextSettings
 
 from nado.prompts import Prompt
 
+_SIZES = (3, 3, 4, 5)  # of recombined sets: as often as dev has them
+_TRIES = 20  # concepts drawn for a recombined set; some have no neighbours
 _CHOOSING = 5  # every fifth dev set is for choosing between configurations; the others are reported
 
 
@@ -66,6 +68,33 @@ def _repeated(one: ConceptSet, settings: TextSettings, chosen: random.Random) ->
             targets = [as_sentence(target) for target in targets]
         order = one.concepts if turn == 0 else tuple(chosen.sample(one.concepts, len(one.concepts)))
         yield replace(one, concepts=order, targets=tuple(targets))
+
+
+def recombine(sets: Sequence[ConceptSet], count: int, seed: int) -> list[ConceptSet]:
+    """New sets of concepts that go together: some of a set, joined by others' through what they share.
+
+    p knows the training sets by heart, and satisfies them more often than any it has not seen. A guide is
+    for the latter.
+    """
+    chosen = random.Random(seed)
+    found = {frozenset(each.concepts): each for each in sets}
+    known = len(found)
+    owners: dict[str, list[ConceptSet]] = {}
+    for each in sets:
+        for concept in each.concepts:
+            owners.setdefault(concept, []).append(each)
+    while len(found) < known + count:
+        size, begun = chosen.choice(_SIZES), chosen.choice(sets).concepts
+        concepts = chosen.sample(begun, min(len(begun), size - 1))
+        for _ in range(_TRIES):
+            other = chosen.choice(owners[chosen.choice(concepts)])
+            added = chosen.choice(other.concepts)
+            concepts += [added] if added not in concepts else []
+            if len(concepts) == size:
+                new = ConceptSet(len(found), tuple(chosen.sample(concepts, size)), ())
+                found.setdefault(frozenset(concepts), new)
+                break
+    return list(found.values())[known:]
 
 
 def is_well_formed(text: str) -> bool:

@@ -79,6 +79,7 @@ def build_guide(
         size=settings.size,
         layers=settings.layers,
         heads=settings.heads,
+        dropout=settings.dropout,
         progress_bits=data.bits,
         named_parts=data.bits > 0,
         base_name=base_name,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from concept_sets import ConceptSet, learned_sets, read_sets
+from concept_sets import ConceptSet, learned_sets, read_sets, recombine
 from dev_decoding import Written, write_base, write_guided
 from drawn_texts import cut_chunks, describe, draw_chunks, draw_labelled, rates, read_chunks
 from fine_tuning import fine_tune, load_base
@@ -128,8 +128,10 @@ class Study:
     # --- samples ----------------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """Draw from p for the training sets; labels are on their way when this returns."""
-        chunks = cut_chunks(self.train, self.settings.draw)
+        """Draw from p for the guides to learn from; labels are on their way when this returns."""
+        wanted = self.settings.draw
+        sets = recombine(self.train, wanted.new_sets, wanted.seed) if wanted.new_sets else self.train
+        chunks = cut_chunks(sets, wanted)
 
         def work(folder: Path) -> dict[str, Any]:
             self.labels = draw_chunks(
@@ -323,7 +325,7 @@ class Study:
         rejection = self.costs.get("rejection")
         if rejection is not None:
             found = {
-                "base_tokens_ratio_vs_rejection": rejection["ratio"]["value"],
+                "base_tokens_ratio_vs_rejection_commongen": rejection["ratio"]["value"],
                 "rejection_h200" if self.clock.device.type == "cuda" else "rejection_cpu": rejection,
             }
         for name in ("soft_rates", "soft_rates_calibrated"):

@@ -53,6 +53,7 @@ class DrawSettings:
     large: int = 4
     samples_large: int = 32
     sets: int = 0  # of the training sets, 0 for all
+    new_sets: int = 0  # sets made of pieces of theirs, drawn for instead; p has not learned these
     batch: int = 8192
     chunk: int = 65536
     held_out: float = 0.02
@@ -73,6 +74,7 @@ class GuideSettings:
     size: int = 768
     layers: int = 4
     heads: int = 12
+    dropout: float = 0.0
     bare: bool = False  # labels of whole texts alone: no parts, no progress, no stop labels
     learning_rate: float = 3e-4
     batch: int = 1024

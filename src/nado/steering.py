@@ -34,7 +34,7 @@ class Positions:
     matrices: tuple[Tensor | None, ...]  # (V, rank) of each guide with a low-rank head
     last_tokens: Tensor  # (B, g), −1 before the first
     generated: Tensor  # (g,) tokens written before each
-    places: Tensor  # (B, g) where they stand behind the condition
+    places: Tensor | None  # (B, g) where they stand behind the condition, None where no guide asks
     mask: Tensor | None  # bool (B, 1, g, columns) of the guides' caches, None for all of them
     progress: Tensor | None  # int8 (B, g, bits)
     stops: Tensor | None  # bool (B, g)
@@ -78,7 +78,9 @@ class Steering:
         # Mixing the base's output matrix costs as much as a step of a small base: once a call, not a token.
         self._matrices = tuple(_mix(guide) for guide in guides)
         self._padded = not bool(self._known[0].mask.all())
+        self._looks_back = any(guide.config.reads != "light" for guide in guides)
         self._spread: tuple[Known, ...] = ()  # the same, one row for every row of the search
+        self._lengths: Tensor | None = None  # (B', 1) of their conditions
 
     @property
     def oracle_calls(self) -> int:
@@ -107,16 +109,14 @@ class Steering:
         device = self.base.device
         tokens = tokens.to(device)
         generated = torch.arange(written + 1 - guided, written + 1, device=device)
-        last = pad(tokens, (1, 0), value=-1)[:, written + 1 - guided :]
-        last = last.clone(memory_format=torch.contiguous_format)  # a view's strides would change every step
         live = self._live(tokens, guided) if self.prefixes is not None or self.guidance.floor else None
         progress, stops = self._ask(tokens, live)
         return Positions(
             known=known,
             matrices=self._matrices,
-            last_tokens=last,
+            last_tokens=_last_tokens(tokens, guided),
             generated=generated,
-            places=known[0].mask.sum(dim=1, keepdim=True) + generated,
+            places=None if self._lengths is None else self._lengths + generated,
             mask=self._mask(known[0].mask, generated, written + 1),
             progress=progress,
             stops=stops,
@@ -140,6 +140,7 @@ class Steering:
         if not self._spread or len(self._spread[0].mask) != rows:
             index = torch.arange(rows, device=self.base.device) // (rows // len(self.conditions))
             self._spread = tuple(known.rows(index) for known in self._known)
+            self._lengths = self._spread[0].mask.sum(dim=1, keepdim=True) if self._looks_back else None
             if self.guidance.soft:
                 self._soft = SoftCoefficients(*torch.zeros(2, rows, device=index.device))
             if self.guidance.floor:
@@ -148,7 +149,7 @@ class Steering:
 
     def _mask(self, condition: Tensor, generated: Tensor, positions: int) -> Tensor | None:
         """What each position may look at: the condition, and the text up to itself."""
-        if not self._width and not self._padded:
+        if not self._looks_back or (not self._width and not self._padded):
             return None
         width = condition.shape[1]
         total = self._width or width + positions
@@ -181,6 +182,15 @@ class Steering:
         asked = live.cpu()
         progress[asked], stops[asked] = answers
         return progress.to(self.base.device), stops.to(self.base.device)
+
+
+def _last_tokens(tokens: Tensor, guided: int) -> Tensor:
+    """The token before each of the last `guided` positions behind `tokens` (B, t), −1 before the first."""
+    written = tokens.shape[1]
+    last = (
+        tokens[:, written - guided :] if guided <= written else pad(tokens, (guided - written, 0), value=-1)
+    )
+    return last.clone(memory_format=torch.contiguous_format)  # a view's strides would change every step
 
 
 def _know(guide: Guide, conditions: Sequence[str], oracle: Oracle | None) -> Known:
