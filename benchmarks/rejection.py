@@ -52,7 +52,7 @@ def main() -> None:
             batch=options.batch,
         )
         found = rates(first, options.samples)
-        low, high = settings.rare
+        low, high = options.rare
         rare = [prompt for prompt, rate in zip(prompts, found, strict=True) if low <= rate <= high]
         costs = compare_with_rejection(used.base, used.guide, used.oracle, rare, place, settings)
         costs["best_of_n"] = best_of_n(read_samples(place / "p"), read_samples(place / "q"), options.samples)
@@ -92,7 +92,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--split", default="dev", help="of these prompts")
     parser.add_argument("--guide", default="positive", help="an embedded guide, or the folder of another")
     parser.add_argument("--most", type=int, default=400, help="prompts that are tried")
-    parser.add_argument("--samples", type=int, default=32, help="draws a prompt, each time")
+    parser.add_argument("--samples", type=int, default=64, help="draws a prompt, each time")
+    parser.add_argument(
+        "--rare", type=float, nargs=2, default=(0.01, 0.06), help="share of p's first draws that satisfy"
+    )
     parser.add_argument("--batch", type=int, default=500)
     parser.add_argument("--output", type=Path)
     return parser.parse_args()

@@ -40,7 +40,17 @@ examples = 4
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 NOT_AT_1X = {"beam-1x", "best-of-n-1x", "neurologic-1x", "smc-1x"}
 RUN = [
-    *("q", "q-exact-end", "base", "base-exact-end", "greedy", "beam-6x", "best-of-n-6x", "rejection-1x"),
+    *(
+        "q",
+        "q-exact-end",
+        "q-tuned",
+        "base",
+        "base-exact-end",
+        "greedy",
+        "beam-6x",
+        "best-of-n-6x",
+        "rejection-1x",
+    ),
     *("rejection-6x", "fine-tuning", "lora", "fudge", "class-ratio", "keyword-boosting", "neurologic-6x"),
     "smc-6x",
 ]
@@ -113,7 +123,17 @@ def test_files_hold_the_texts_that_were_measured(study: Path, comparison: dict[s
 def test_only_what_was_sampled_from_known_probabilities_has_a_divergence(comparison: dict[str, Any]) -> None:
     sampled = {row["key"] for row in comparison["systems"] if "KL(q‖p)" in row["measures"]}
     assert sampled == {
-        *("q", "q-exact-end", "base", "base-exact-end", "fine-tuning", "lora", "fudge", "class-ratio"),
+        *(
+            "q",
+            "q-exact-end",
+            "q-tuned",
+            "base",
+            "base-exact-end",
+            "fine-tuning",
+            "lora",
+            "fudge",
+            "class-ratio",
+        ),
         "keyword-boosting",
     }
     base = next(row for row in comparison["systems"] if row["key"] == "base")
@@ -138,7 +158,7 @@ def test_methods_that_train_say_what_they_read_and_all_say_how_they_were_tuned(
     comparison: dict[str, Any],
 ) -> None:
     for row in comparison["systems"]:
-        trained = row["key"] in ("q", "q-exact-end", "fine-tuning", "lora", "fudge", "class-ratio")
+        trained = row["key"] in ("q", "q-exact-end", "q-tuned", "fine-tuning", "lora", "fudge", "class-ratio")
         assert (row["training"] is not None) == trained
         assert row["sees_training_draws"] == trained
         assert len(row["tried"]) != 1
@@ -387,4 +407,4 @@ def test_wrong_settings_are_refused(values: dict[str, Any], words: str) -> None:
 
 
 def test_every_method_can_be_named() -> None:
-    assert method_keys() == ["q", "q-exact-end", *METHODS]
+    assert method_keys() == ["q", "q-exact-end", "q-tuned", *METHODS]

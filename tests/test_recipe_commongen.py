@@ -462,3 +462,7 @@ def test_recombined_sets_are_new_and_of_the_sizes_of_dev() -> None:
     assert not {frozenset(each.concepts) for each in found} & {frozenset(each.concepts) for each in several}
     assert {len(each.concepts) for each in found} == {3, 4, 5}
     assert all(not each.targets for each in found)
+    others = recombine(several, 60, 0, but=found[:30])
+    assert not {frozenset(each.concepts) for each in others} & {
+        frozenset(each.concepts) for each in found[:30]
+    }

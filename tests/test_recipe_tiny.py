@@ -12,16 +12,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import nado
 from nado.errors import InputError
 from nado.huggingface import load_model
 from nado.storage import read_json
+from nado.tiny import locate_guide
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "tiny"
 sys.path.insert(0, str(RECIPE))
 
 import card  # noqa: E402
+import install_guide  # noqa: E402
 import prepare  # noqa: E402
 import train_base  # noqa: E402
 from distillation import keep_good, keys_of, prompt_words, repeats  # noqa: E402
@@ -498,3 +502,18 @@ def test_the_readme_and_the_card_take_their_numbers_from_the_report(trained: Pat
     readme.write_text("nothing to fill", encoding="utf-8")
     with pytest.raises(InputError, match="Put them back"):
         card.fill(readme, report)
+
+
+def test_a_trained_guide_is_installed_in_half_precision(tmp_path: Path) -> None:
+    source = locate_guide("positive")
+    trained = tmp_path / "train"
+    shutil.copytree(source, trained)
+    weights = {name: value.float() + 1e-5 for name, value in load_file(source / "model.safetensors").items()}
+    save_file(weights, trained / "model.safetensors", metadata={"format": "pt"})
+    (trained / "held_out.parquet").write_bytes(b"what only training needs")
+    install_guide.main([str(trained), str(tmp_path / "package")])
+    installed = load_file(tmp_path / "package" / "model.safetensors")
+    assert all(torch.equal(value, weights[name].half()) for name, value in installed.items())
+    assert not (tmp_path / "package" / "held_out.parquet").exists()
+    guide = nado.load(tmp_path / "package", device="cpu").guides[0]
+    assert all(each.dtype == torch.float32 for each in guide.parameters())

@@ -70,14 +70,16 @@ def _repeated(one: ConceptSet, settings: TextSettings, chosen: random.Random) ->
         yield replace(one, concepts=order, targets=tuple(targets))
 
 
-def recombine(sets: Sequence[ConceptSet], count: int, seed: int) -> list[ConceptSet]:
+def recombine(
+    sets: Sequence[ConceptSet], count: int, seed: int, but: Sequence[ConceptSet] = ()
+) -> list[ConceptSet]:
     """New sets of concepts that go together: some of a set, joined by others' through what they share.
 
     p knows the training sets by heart, and satisfies them more often than any it has not seen. A guide is
-    for the latter.
+    for the latter. None of the sets `but` is among them.
     """
     chosen = random.Random(seed)
-    found = {frozenset(each.concepts): each for each in sets}
+    found = {frozenset(each.concepts): each for each in (*sets, *but)}
     known = len(found)
     owners: dict[str, list[ConceptSet]] = {}
     for each in sets:

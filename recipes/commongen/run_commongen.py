@@ -130,7 +130,9 @@ class Study:
     def draw(self) -> None:
         """Draw from p for the guides to learn from; labels are on their way when this returns."""
         wanted = self.settings.draw
-        sets = recombine(self.train, wanted.new_sets, wanted.seed) if wanted.new_sets else self.train
+        sets = self.train
+        if wanted.new_sets:
+            sets = recombine(self.train, wanted.new_sets, wanted.seed, but=self.dev)
         chunks = cut_chunks(sets, wanted)
 
         def work(folder: Path) -> dict[str, Any]:

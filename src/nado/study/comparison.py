@@ -43,6 +43,8 @@ from nado.study.stages import Stage, require_same
 from nado.study.systems import Written, judge_texts, read_texts, save_texts
 
 REFERENCE = "q"
+GUIDED = {REFERENCE: "q", "q-exact-end": "q, exact end", "q-tuned": "q, strength tuned"}
+STRENGTHS = (1.0, 1.5, 2.0, 3.0)
 Say = Callable[[str], None]
 
 
@@ -52,28 +54,34 @@ class Guided(Method):
     source = "NADO, Meng et al. 2022"
     trained = True
 
-    def __init__(self, load: Callable[[], Guide], config: GenerateConfig, *, exact_end: bool) -> None:
-        self._load, self._exact_end = load, exact_end
+    def __init__(self, key: str, load: Callable[[], Guide], config: GenerateConfig) -> None:
+        self._key, self._load = key, load
+        exact_end, self._tuned = key == "q-exact-end", key == "q-tuned"
         rate = 1.0 if exact_end else config.target_rate
         self.guidance = Guidance(config.strength, rate, exact_end=exact_end)
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """q, with how it ends."""
-        return "q, exact end" if self._exact_end else "q"
+        """q, with how it differs from the study's."""
+        return GUIDED[self._key]
 
     def obstacle(self, given: Provisions) -> str | None:
-        """An exact end needs an oracle that can be asked at every step, and a rate of 1."""
-        return METHODS["base-exact-end"].obstacle(given) if self._exact_end else None
+        """An exact end needs an oracle that can be asked at every step, a strength a rate of 1."""
+        if self._tuned and self.guidance.soft:
+            return "a target rate leaves no strength to be tuned"
+        return METHODS["base-exact-end"].obstacle(given) if self.guidance.exact_end else None
 
     def grid(self, given: Provisions) -> list[dict[str, Any]]:
-        """The study's own settings: the guide is not tuned here."""
+        """The study's own settings, or several strengths."""
+        if self._tuned:
+            return [{"strength": strength} for strength in STRENGTHS]
         chosen = {"strength": self.guidance.strength, "target_rate": self.guidance.target_rate}
         return [{name: value for name, value in chosen.items() if value != 1}]
 
     def prepare(self, given: Provisions, settings: Settings) -> System:
         """The guided model."""
-        model = GuidedLanguageModel(given.base, self._load(), guidance=self.guidance, oracle=given.oracle)
+        guidance = replace(self.guidance, strength=settings.get("strength", self.guidance.strength))
+        model = GuidedLanguageModel(given.base, self._load(), guidance=guidance, oracle=given.oracle)
         return Sampled(model, given.rows)
 
 
@@ -118,7 +126,7 @@ def compare_study(
 
 def method_keys() -> list[str]:
     """The names of all methods, q's among them."""
-    return [REFERENCE, "q-exact-end", *METHODS]
+    return [*GUIDED, *METHODS]
 
 
 def _choose_keys(only: Sequence[str] | None) -> list[str]:
@@ -183,9 +191,8 @@ class Comparing:
     def _entries(self, keys: Iterable[str]) -> list[Entry]:
         entries = []
         for key in keys:
-            if key in (REFERENCE, "q-exact-end"):
-                guided = Guided(lambda: self.guide, self.generate, exact_end=key != REFERENCE)
-                entries.append(Entry(key, guided))
+            if key in GUIDED:
+                entries.append(Entry(key, Guided(key, lambda: self.guide, self.generate)))
             elif METHODS[key].sized:
                 entries += [
                     Entry(f"{key}-{multiple:g}x", METHODS[key], multiple)
