@@ -94,7 +94,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=400, help="prompts that are tried")
     parser.add_argument("--samples", type=int, default=64, help="draws a prompt, each time")
     parser.add_argument(
-        "--rare", type=float, nargs=2, default=(0.01, 0.06), help="share of p's first draws that satisfy"
+        "--rare", type=float, nargs=2, default=(0.01, 0.08), help="share of p's first draws that satisfy"
     )
     parser.add_argument("--batch", type=int, default=500)
     parser.add_argument("--output", type=Path)

@@ -4,7 +4,6 @@ import queue
 import random
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +29,7 @@ from nado.serving.joining import group, rows_together
 from nado.serving.models import ServedModel, default_sources
 from nado.serving.text_stream import TextStream
 from nado.serving.voices import Member, Voice
+from nado.tiny import locate_guide
 from random_guides import random_guide
 
 LIMIT = 12
@@ -508,13 +508,5 @@ def test_the_widest_prompt_fits_the_base(served: ServedModel) -> None:
     assert widest_prompt(served.base, 5)[1] == 5
 
 
-def test_the_embedded_guides_are_served_where_none_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nado.tiny._HERE", tmp_path)
-    with pytest.raises(InputError, match="expected the embedded guide 'keywords'; found none"):
-        default_sources()
-    for name in ("positive", "keywords"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").touch()
-    assert default_sources() == [(name, tmp_path / name, None) for name in ("keywords", "positive")]
+def test_the_embedded_guides_are_served_where_none_is_named() -> None:
+    assert default_sources() == [(name, locate_guide(name), None) for name in ("keywords", "positive")]

@@ -595,9 +595,7 @@ def answers(url: str) -> bool:
 def test_mistakes_on_the_command_line_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nado.tiny._HERE", tmp_path / "none")
     for arguments, expected in {
-        ("serve",): "expected the embedded guide 'keywords'; found none",
         ("serve", "--guide", str(tmp_path)): "no config.json there",
         ("serve", "--token-file", str(tmp_path / "none")): "expected a token in",
     }.items():

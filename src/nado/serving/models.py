@@ -128,6 +128,4 @@ def default_sources() -> list[GuideSource]:
     """The guides that are served where none is named: the embedded ones, that for keywords first."""
     from nado.tiny import GUIDES, locate_guide
 
-    first = locate_guide()
-    folders = [first, *(first.with_name(name) for name in GUIDES if name != first.name)]
-    return [GuideSource(each.name, each) for each in folders if (each / "config.json").is_file()]
+    return [GuideSource(name, locate_guide(name)) for name in GUIDES]
