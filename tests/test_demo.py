@@ -59,6 +59,10 @@ def test_all_of_it_and_a_promise_that_is_not_kept_is_a_failure(tmp_path, capsys)
     for expected in ("trained guide", "KL(q‖p)", " words  ", "No single token decides", "nado serve"):
         assert expected in out
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
+    assert (
+        f"--oracle {run_demo.ORACLE}" in out
+    )  # a guide names its oracle's file, but nothing is executed unasked
+    assert load_oracle(str(DEMO.parents[1] / run_demo.ORACLE)).name == "words in fours"
     found = read_json(tmp_path / "demo" / "evaluate" / "evaluation.json")
     assert found["prompts"] == 6
     assert not found["prompts_seen_in_training"]

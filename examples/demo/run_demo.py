@@ -30,11 +30,12 @@ from nado.study.running import run_study
 
 HERE = Path(__file__).parent
 COLUMNS = ("system", "exact end", "satisfied", "length", "perplexity", "KL(q‖p)", "tokens")
+ORACLE = "examples/demo/word_count.py:WordsInFours"  # its file is executed, so it has to be named
 SHOWN = 4  # pairs of sentences
 NEXT = """What now? The first and the last use guides of the package, the second the one just trained:
 
   nado generate --keywords "dog, ball, beach"
-  nado generate --guide {folder}/train --keywords "girl, horse" --inspect
+  nado generate --guide {folder}/train --oracle {oracle} --keywords "girl, horse" --inspect
   nado serve
 """
 
@@ -70,7 +71,7 @@ def demonstrate(options: argparse.Namespace) -> int:
     token, auc = best_token(options.folder / "draw")
     print(f"No single token decides: the best one, {token!r}, has an AUC of {auc:.2f}.")
     print(f"{seconds:.0f} seconds. Everything that was measured: {page}\n")
-    print(NEXT.format(folder=options.folder))
+    print(NEXT.format(folder=options.folder, oracle=ORACLE))
     satisfied = {
         each["system"]: each["measures"]["satisfied"]["value"]
         for each in evaluation["systems"]
