@@ -271,3 +271,10 @@ def test_the_table_is_about_p_however_texts_were_drawn(tabular: tuple[TabularRea
         abs(mine["rate"] - theirs["rate"]) > 0.04
         for mine, theirs in zip(wrong["prompts"], table["prompts"], strict=True)
     )
+
+
+def test_a_guide_saved_with_one_scale_means_the_same_as_ever() -> None:
+    config = GuideConfig(vocabulary_size=5, calibration=(0.7, -0.2))
+    assert config.calibration == (0.7, -0.2, 0.7)
+    log_odds = torch.tensor([-9.0, -1.0, 0.0, 4.0])
+    torch.testing.assert_close(mend_log_odds(log_odds, *config.calibration), 0.7 * log_odds - 0.2)

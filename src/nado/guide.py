@@ -76,7 +76,12 @@ class GuideConfig(PretrainedConfig):
         self.reads, self.size, self.layers, self.heads = reads, size, layers, heads
         self.head, self.matrix, self.rank = head, matrix, rank
         self.progress_bits, self.named_parts = progress_bits, named_parts
-        self.calibration = tuple(calibration)  # for `mend_log_odds`: scale, offset, sure_scale
+        scale, offset, *rest = calibration  # guides saved with two numbers have one scale for all
+        self.calibration = (
+            scale,
+            offset,
+            rest[0] if rest else scale,
+        )  # for `mend_log_odds`: scale, offset, sure_scale
         self.dropout = dropout
 
     @classmethod
