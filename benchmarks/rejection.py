@@ -1,7 +1,7 @@
 """Base tokens for a satisfying text where p seldom writes one: guided, by rejection, and by the best of n.
 
 The embedded base and its guide for a positive sentiment, on prompts the guide has not seen (concept sets of
-CommonGen's dev part) and of which p satisfies about one text in twenty. They are chosen by draws that are not
+CommonGen's dev part) and for which p seldom satisfies the oracle. They are chosen by draws that are not
 used again; then p and q write anew, exact end off. The best of n is given as many draws of p as it needs to
 satisfy the oracle as often as q does.
 

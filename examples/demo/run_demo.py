@@ -8,12 +8,10 @@ not seen, without an exact end.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +25,7 @@ from nado.study.evaluation import table_rows
 from nado.study.reading import read_study
 from nado.study.reporting import report_study
 from nado.study.running import run_study
+from nado.study.systems import read_texts
 
 HERE = Path(__file__).parent
 COLUMNS = ("system", "exact end", "satisfied", "length", "perplexity", "KL(q‖p)", "tokens")
@@ -84,17 +83,13 @@ def demonstrate(options: argparse.Namespace) -> int:
 
 def pairs(folder: Path) -> Iterator[str]:
     """The first sentences of base and guide about the same keywords, with their numbers of words."""
-    written = [_texts(folder / f"{name}.jsonl") for name in ("base", "trained-guide")]
+    written = [read_texts(folder / f"{name}.jsonl") for name in ("base", "trained-guide")]
     for base, guided in list(zip(*written, strict=True))[:SHOWN]:
-        yield f"\n{base['condition']}"
+        yield f"\n{base.condition}"
         for name, each in (("base", base), ("guided", guided)):
-            text = each["text"].strip()
+            text = each.text.strip()
             yield f"  {name:<7} {count_words(text):>2} words  {text}"
     yield ""
-
-
-def _texts(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def best_token(folder: Path) -> tuple[str, float]:

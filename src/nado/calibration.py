@@ -177,8 +177,7 @@ def _fit(z: Tensor, y: Tensor, w: Tensor) -> tuple[float, float, float]:
 
 def _minimise(z: Tensor, y: Tensor, w: Tensor, held: list[float | None]) -> list[float]:
     """Newton's method with halved steps over scale, offset and sure scale, but for those that are `held`."""
-    start = (1.0, 0.0, 1.0)
-    values = [first if fixed is None else fixed for first, fixed in zip(start, held, strict=True)]
+    values = [first if fixed is None else fixed for first, fixed in zip(UNCALIBRATED, held, strict=True)]
     at = torch.tensor(values, dtype=torch.float64)
     free = torch.tensor([fixed is None for fixed in held])
     middle, rest = split_log_odds(z)

@@ -67,7 +67,7 @@ def mend_log_odds(log_odds: Tensor, scale: float, offset: float, sure_scale: flo
 
 
 def split_log_odds(log_odds: Tensor) -> tuple[Tensor, Tensor]:
-    """The part of log-odds in the middle, never above 3, and the rest; both rise with their sum."""
+    """The part of log-odds in the middle, of a size below 3, and the rest; both rise with their sum."""
     middle = _SURE * torch.tanh(log_odds / _SURE)
     return middle, log_odds - middle
 

@@ -76,12 +76,9 @@ class GuideConfig(PretrainedConfig):
         self.reads, self.size, self.layers, self.heads = reads, size, layers, heads
         self.head, self.matrix, self.rank = head, matrix, rank
         self.progress_bits, self.named_parts = progress_bits, named_parts
-        scale, offset, *rest = calibration  # guides saved with two numbers have one scale for all
-        self.calibration = (
-            scale,
-            offset,
-            rest[0] if rest else scale,
-        )  # for `mend_log_odds`: scale, offset, sure_scale
+        # For `mend_log_odds`; guides saved with two numbers have one scale for all.
+        scale, offset, *sure_scale = calibration
+        self.calibration = (scale, offset, *(sure_scale or [scale]))
         self.dropout = dropout
 
     @classmethod
