@@ -5,8 +5,10 @@ and the oracle's own workers do only the second part. Here each process does bot
 a time, while the GPU draws the next.
 """
 
+import argparse
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 from concept_sets import ConceptSet
 from numpy.typing import NDArray
 
+from nado.errors import NadoError
 from nado.huggingface import CausalModel
 from nado.huggingface.shared import HuggingFaceModel
 from nado.metrics.bleu import ORDER, corpus_bleu
@@ -60,6 +63,18 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+def run_with_workers(make: Callable[[argparse.Namespace, Workers], Any], options: argparse.Namespace) -> int:
+    """Make a study with `options.workers` processes and run it; an error of nado's is one line, and a 1."""
+    options.output.mkdir(parents=True, exist_ok=True)
+    try:
+        with Workers(options.workers) as workers:
+            make(options, workers).run()
+    except NadoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _work_alone() -> None:

@@ -56,11 +56,11 @@ from guide_training import (
 )
 from prepare_dial import CLASSIFIER
 from progress_log import Clock, Stages
-from side_work import TextMaker, Workers, label_folder
+from side_work import TextMaker, Workers, label_folder, run_with_workers
 
 from nado.calibration import Calibration, recalibrate
 from nado.drawing import draw
-from nado.errors import InputError, NadoError
+from nado.errors import InputError
 from nado.huggingface import CausalModel, load_model
 from nado.huggingface.reading import HuggingFaceReader
 from nado.metrics import perplexity_of_log_p, share
@@ -435,15 +435,7 @@ def _largest_error(points: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """All stages, one after the other."""
-    options = _parse(arguments)
-    options.output.mkdir(parents=True, exist_ok=True)
-    try:
-        with Workers(options.workers) as workers:
-            Dial(options, workers).run()
-    except NadoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_with_workers(Dial, _parse(arguments))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -35,11 +35,11 @@ from ordered_keys import DA, SEQ2SEQ, KeyedText, ordered_oracle, read_keyed
 from prepare_keys import ABOUT, TEST, TRAIN
 from progress_log import Clock, Stages
 from run_commongen import pack
-from side_work import Workers
+from side_work import Workers, run_with_workers
 from study_settings import Row, RowSettings
 from table_rows import score_log_p
 
-from nado.errors import InputError, NadoError
+from nado.errors import InputError
 from nado.guide import Guide
 from nado.guided import GuidedModel
 from nado.guided_language_model import GuidedLanguageModel
@@ -366,15 +366,7 @@ def write_lines(path: Path, tested: Sequence[KeyedText], lines: dict[Row, KeyLin
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """All stages, one after the other."""
-    options = _parse(arguments)
-    options.output.mkdir(parents=True, exist_ok=True)
-    try:
-        with Workers(options.workers) as workers:
-            InOrder(options, workers).run()
-    except NadoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_with_workers(InOrder, _parse(arguments))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
