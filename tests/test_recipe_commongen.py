@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import run_commongen  # noqa: E402
 from concept_sets import ConceptSet, as_sentence, learned_sets, read_sets, recombine  # noqa: E402
 from dev_decoding import Written  # noqa: E402
 from drawn_texts import cut_chunks, require_endings  # noqa: E402
+from final_texts import choose_line, final_rows  # noqa: E402
 from fine_tuning import read_sentences  # noqa: E402
 from guide_training import plan_steps, share_time  # noqa: E402
 from progress_log import Clock, Stages  # noqa: E402
@@ -38,6 +40,7 @@ from sampling_costs import choose  # noqa: E402
 from side_work import TextMaker, score_texts  # noqa: E402
 from study_settings import (  # noqa: E402
     DrawSettings,
+    FinalSettings,
     GuideSettings,
     Row,
     RowSettings,
@@ -101,6 +104,17 @@ strengths = [2.0]
 beams = 2
 [[rows]]
 systems = ["bare"]
+[[rows]]
+systems = ["base"]
+decodings = ["sample"]
+[[rows]]
+systems = ["main"]
+decodings = ["sample", "verified", "smc4"]
+exact_end = [true]
+budget = 3
+[final]
+decoding = "verified"
+unseen = [["dog", "zebra"]]
 [costs]
 rare = [0.0, 1.0]
 rare_samples = 4
@@ -129,6 +143,8 @@ def write_data(folder: Path) -> Path:
     (folder / "train.jsonl.gz").write_bytes(gzip.compress(lines["train"].encode()))
     (folder / "dev.jsonl").write_text(lines["dev"], encoding="utf-8")
     forms = {word: [word, f"{word}s"] for word in CONCEPTS}
+    asked = [{"id": 7, "concepts": ["cat", "park"]}, {"id": 8, "concepts": ["dog", "man"]}]
+    (folder / "test_inputs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
     (folder / "concept_forms.json").write_text(json.dumps(forms), encoding="utf-8")
     return folder
 
@@ -173,7 +189,7 @@ def test_all_of_it_gives_every_line_of_the_table(finished: Path) -> None:
         assert row["perplexity"] > 1
         low, high = row["interval"]["all_covered"]
         assert low <= row["all_covered"] <= high
-        assert ("against_base" in row) == (row["system"] != "base" and row["decoding"] != "sample")
+        assert ("against_base" in row) == (row["system"] != "base")
 
 
 def test_an_untrained_guide_writes_what_the_base_writes(finished: Path) -> None:
@@ -191,6 +207,51 @@ def test_with_an_exact_end_every_finished_text_covers_its_concepts(finished: Pat
     for name in ("untrained", "main", "light"):
         row = rows_of(finished)[f"{name}-greedy-strength1-exact"]
         assert row["all_sets"]["all_covered"] >= row["all_sets"]["finished"]
+
+
+def test_verified_texts_hold_and_say_how_many_draws_they_took(finished: Path) -> None:
+    row = rows_of(finished)["main-verified-strength1-exact-seed0"]
+    folder = finished / "work" / "rows" / "main-verified-strength1-exact-seed0"
+    written = read_json(folder / "texts.json")["written"]
+    assert row["all_sets"]["all_covered"] >= 100 * np.mean(written["finished"])
+    assert 1 <= row["draws_a_text"] <= 3
+    assert row["base_tokens_a_text"] > row["all_sets"]["tokens"]
+    assert rows_of(finished)["main-greedy-strength1-free"]["draws_a_text"] is None
+
+
+def test_particles_satisfy_more_often_than_single_draws(finished: Path) -> None:
+    rows = rows_of(finished)
+    one, four = (rows[f"main-{kind}-strength1-exact-seed0"] for kind in ("sample", "smc4"))
+    assert four["draws_a_text"] == 4
+    assert four["all_sets"]["all_covered"] > one["all_sets"]["all_covered"]
+
+
+def test_the_chosen_configuration_writes_for_sets_without_references(finished: Path) -> None:
+    with tarfile.open(finished / "out" / "final.tar") as archive:
+        names = {Path(each.name).name for each in archive}
+    kinds = {f"{kind}.{name}.jsonl" for kind in ("test", "unseen") for name in ("p", "q", "verified")}
+    assert names == kinds | {"stage.json"}
+    lines = (finished / "work" / "final" / "test.verified.jsonl").read_text().splitlines()
+    assert [json.loads(line)["concepts"] for line in lines] == [["cat", "park"], ["dog", "man"]]
+    assert json.loads(lines[0]).keys() == {"id", "concepts", "text"}
+
+
+def test_the_choosing_sets_choose_and_no_others() -> None:
+    def line(strength: float, coverage: float, bleu: float, system: str = "main") -> dict[str, Any]:
+        choosing = {"coverage": coverage, "bleu4": bleu}
+        return {"system": system, "decoding": "beam", "exact_end": True, "strength": strength,
+                "choosing_sets": choosing, "coverage": 0.0, "bleu4": 0.0}  # fmt: skip
+
+    lines = [line(1.0, 96.0, 30.0), line(1.5, 97.5, 25.0), line(2.0, 98.5, 24.0), line(1.0, 99, 99, "bare")]
+    settings = FinalSettings()
+    chosen = choose_line(lines, settings)
+    assert chosen is lines[1]
+    assert choose_line(lines[:1], settings) is lines[0]
+    assert choose_line(lines[3:], settings) is None
+    rows = final_rows(chosen, settings)
+    assert [row.name for row in rows.values()] == [
+        "base-beam", "main-beam-strength1.5-exact", "main-verified-strength1-exact-seed0"
+    ]  # fmt: skip
 
 
 def test_the_guide_covers_more_than_the_base(finished: Path) -> None:
@@ -217,8 +278,9 @@ def test_costs_are_those_of_fresh_draws(finished: Path) -> None:
 
 def test_what_goes_out_is_small_and_can_be_used(finished: Path, tmp_path: Path) -> None:
     out = finished / "out"
-    files = {"commongen.json", "overhead.json", "texts.jsonl.gz", "run.log", "adapter.tar", "guide-light.tar"}
-    assert {each.name for each in out.iterdir()} == files
+    files = {"commongen.json", "overhead.json", "texts.jsonl.gz", "run.log"}
+    packed = {"adapter.tar", "guide-light.tar", "final.tar"}
+    assert {each.name for each in out.iterdir()} == files | packed
     for name in ("adapter", "guide-light"):
         with tarfile.open(out / f"{name}.tar") as archive:
             unpack(archive, tmp_path)
@@ -239,7 +301,7 @@ def test_a_second_call_does_nothing_again(
         monkeypatch.setattr(run_commongen, name, None)
     run_commongen.main(arguments(finished))
     said = capsys.readouterr().out
-    assert said.count("done before") == 3 + 3 + len(before) + 1
+    assert said.count("done before") == 3 + 3 + len(before) + 1 + 1
     assert read_json(finished / "out" / "commongen.json")["metrics"]["rows"] == before
 
 
@@ -260,10 +322,25 @@ def test_a_guide_of_any_size_comes_out_in_pieces(
     assert all(torch.equal(kept[name], value.half().float()) for name, value in saved.items())
 
 
+def test_a_further_run_adds_its_lines_and_those_of_p_stay_single(finished: Path) -> None:
+    one = read_json(finished / "out" / "commongen.json")
+    other = json.loads(json.dumps(one))
+    other["command"] = "another"
+    for row in other["metrics"]["rows"]:
+        row["setting"] = row["setting"] if row["system"] == "base" else "an ablation"
+    joined = results_page.join_runs([one, other])["metrics"]
+    settings = [row["setting"] for row in joined["rows"]]
+    guided = [row for row in one["metrics"]["rows"] if row["system"] != "base"]
+    assert settings.count("an ablation") == len(guided)
+    assert len(settings) == len(one["metrics"]["rows"]) + len(guided)
+    assert [run["command"] for run in joined["runs"]] == [one["command"], "another"]
+
+
 def test_the_readme_is_filled_from_the_results(finished: Path, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text((RECIPE / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
     page = [str(finished / "out"), "--readme", str(readme), "--record", "--results", str(tmp_path)]
+    page += ["--outputs", str(tmp_path / "outputs")]
     (tmp_path / "overhead.json").write_text(
         json.dumps({"metrics": {"time": 1, "light_gain_share": 9}, "runs": [
             {"machine": "another", "metrics": ["time", "light_gain_share"]}]})
@@ -274,6 +351,9 @@ def test_the_readme_is_filled_from_the_results(finished: Path, tmp_path: Path) -
     row = rows_of(finished)["main-greedy-strength1-free"]
     assert text.count("| a guide of two layers | greedy | 1 | off |") == 1
     assert f"| a guide of two layers | greedy | 1 | off | {row['coverage']:.1f} " in text
+    assert "| all covered, verified | ≥ 99.5 % in ≤ 4 draws |" in text
+    assert "| dog, zebra | " in text
+    assert len((tmp_path / "outputs" / "test.q.jsonl").read_text().splitlines()) == 2
     merged = read_json(tmp_path / "overhead.json")
     assert merged["metrics"]["time"] == 1
     assert merged["metrics"]["light_gain_share"] != 9
@@ -420,10 +500,26 @@ def test_a_misspelt_setting_is_named(tmp_path: Path) -> None:
 def test_the_main_configuration_is_read() -> None:
     settings = read_settings(RECIPE / "main.toml")
     rows = [row.name for section in settings.rows for row in section.rows()]
-    assert len(rows) == len(set(rows)) == 18
+    assert len(rows) == len(set(rows)) == 34
     assert settings.guides["bare"].bare
     assert settings.guides["light"].reads == "light"
     assert isinstance(settings.rows[0], RowSettings)
+
+
+def test_ablations_are_of_the_main_runs_base_and_samples_and_differ_in_one_thing() -> None:
+    main, ablations = (read_settings(RECIPE / f"{name}.toml") for name in ("main", "ablations"))
+    for name in ("base", "texts", "adapter", "draw"):
+        assert getattr(ablations, name) == getattr(main, name)
+    reference = vars(ablations.guides["reference"])
+    for name, guide in ablations.guides.items():
+        other = {key for key, value in vars(guide).items() if value != reference[key]} - {"title", "measured"}
+        assert len(other) == (name != "reference")
+    cut = read_settings(RECIPE / "top_p.toml")
+    assert cut.draw.stage == "samples-top0.8"
+    assert replace(cut.draw, top_p=1.0) == main.draw
+    assert replace(cut.guides["top_p"], title="", measured=True) == replace(
+        ablations.guides["reference"], title=""
+    )
 
 
 def test_captions_are_made_sentences_and_some_texts_come_more_often() -> None:

@@ -1,4 +1,4 @@
-"""Texts for the dev sets: of the base, and of guided models, by transformers' own `generate`."""
+"""Texts for concept sets: of the base, of guided models, and of exact sampling on top of these."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from concept_sets import ConceptSet
-from study_settings import Row, RowSettings
+from study_settings import VERIFIED, Row, RowSettings
 
+from nado.exact_sampling import resample, smc, verified
 from nado.guidance import Guidance
 from nado.guided import GuidedModel
+from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel
 
 
@@ -23,6 +25,8 @@ class Written(NamedTuple):
     oracle_calls: int
     oracle_seconds: float
     seconds: float
+    draws: int = 0  # texts drawn in all, where a text is chosen among several
+    drawn_tokens: int = 0  # of the base, for all of them
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -50,17 +54,16 @@ def write_base(model: CausalModel, sets: Sequence[ConceptSet], row: Row, setting
 
 
 def write_guided(model: GuidedModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings) -> Written:
-    """What a guided model writes."""
+    """What a guided model writes: by transformers' own `generate`, or by exact sampling on top."""
+    if row.decoding == VERIFIED:
+        return _write_verified(model, sets, row, settings)
+    if row.particles:
+        return _write_particles(model, sets, row, settings)
     guidance = Guidance(strength=row.strength, exact_end=row.exact_end)
     began, written, calls, asked = time.perf_counter(), [], 0, 0.0
     with _seeded(row, model.base.device):
         for some in _batches(sets, settings, row):
-            found = model.generate_texts(
-                [each.prompt.prompt for each in some],
-                [each.prompt.condition for each in some],
-                guidance=guidance,
-                **search(row, settings),
-            )
+            found = model.generate_texts(*_asked(some), guidance=guidance, **search(row, settings))
             written += found.texts
             calls, asked = calls + found.oracle_calls, asked + found.oracle_seconds
     return Written(
@@ -71,6 +74,76 @@ def write_guided(model: GuidedModel, sets: Sequence[ConceptSet], row: Row, setti
         asked,
         time.perf_counter() - began,
     )
+
+
+def _write_verified(
+    model: GuidedModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings
+) -> Written:
+    """Only texts that the oracle has said yes to; the nearest miss where none was found."""
+    began, oracle = time.perf_counter(), model.oracle
+    assert oracle is not None
+    found = verified(
+        _drawn_from(model, row),
+        *_asked(sets),
+        oracle,
+        budget=settings.budget,
+        seed=row.seed,
+        batch_size=settings.batch,
+    )
+    misses = [each.partial.unverified_text for each in found if each.partial is not None]
+    missed = zip(misses, model.base.encode_texts(misses) if misses else [], strict=True)
+    rows = [
+        (each.text, each.tokens) if each.text is not None and each.tokens else next(missed) for each in found
+    ]
+    return Written(
+        tidy([text for text, _ in rows]),
+        [tokens for _, tokens in rows],
+        [each.partial is None or each.partial.finished for each in found],
+        0,
+        0.0,
+        time.perf_counter() - began,
+        sum(each.draws for each in found),
+        sum(each.base_tokens for each in found),
+    )
+
+
+def _write_particles(
+    model: GuidedModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings
+) -> Written:
+    """One particle of each set's run, by its weight; the first one where none satisfies."""
+    began, oracle = time.perf_counter(), model.oracle
+    assert oracle is not None
+    runs = smc(
+        _drawn_from(model, row),
+        *_asked(sets),
+        oracle,
+        particles=row.particles,
+        seed=row.seed,
+        batch_size=settings.batch,
+    )
+    chosen = resample(runs.particles, seed=row.seed).rows[:, 0].tolist()
+    chosen = [place if place >= 0 else number * row.particles for number, place in enumerate(chosen)]
+    rows, lengths = runs.particles.tokens[chosen].tolist(), runs.particles.lengths[chosen].tolist()
+    tokens = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+    return Written(
+        tidy([runs.particles.texts[place] for place in chosen]),
+        tokens,
+        runs.particles.finished[chosen].tolist(),
+        0,
+        0.0,
+        time.perf_counter() - began,
+        len(sets) * row.particles,
+        int(runs.base_tokens.sum()),
+    )
+
+
+def _drawn_from(model: GuidedModel, row: Row) -> GuidedLanguageModel:
+    guidance = Guidance(strength=row.strength, exact_end=row.exact_end)
+    return GuidedLanguageModel(model.base, model.guides[0], guidance=guidance, oracle=model.oracle)
+
+
+def _asked(sets: Sequence[ConceptSet]) -> tuple[list[str], list[str]]:
+    return [each.prompt.prompt for each in sets], [each.prompt.condition for each in sets]
 
 
 def search(row: Row, settings: RowSettings) -> dict[str, Any]:

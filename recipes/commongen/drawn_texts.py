@@ -18,6 +18,7 @@ from nado.huggingface import CausalModel
 from nado.language_model import LanguageModel
 from nado.oracles import Keywords
 from nado.prompts import Prompt
+from nado.proposals import Proposal, TruncatedTopP
 from nado.samples import Samples, join_samples, read_samples
 
 _ENDING = 0.5  # share of texts that must end by themselves
@@ -55,6 +56,9 @@ def draw_chunks(
 ) -> "list[Future[float]]":
     """Draw every chunk; each is being labelled while the next is drawn."""
     maker, labels = TextMaker(model), []
+    proposal = Proposal()
+    if settings.top_p < 1:
+        proposal = Proposal((TruncatedTopP(settings.top_p),), uncorrected=True)
     for number, chunk in enumerate(chunks):
         place = folder / f"chunk-{number:03d}"
         samples = draw(
@@ -62,6 +66,7 @@ def draw_chunks(
             chunk.prompts,
             place,
             samples_per_prompt=chunk.samples,
+            proposal=proposal,
             seed=settings.seed + 1000 * number,
             batch_size=settings.batch,
             shard_rows=len(chunk.prompts) * chunk.samples,

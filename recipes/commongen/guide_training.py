@@ -18,7 +18,7 @@ from nado.huggingface.reading import HuggingFaceReader
 from nado.oracles import Keywords
 from nado.samples import Samples
 from nado.storage import read_json, write_json
-from nado.training import Objective, TrainingConfig, train
+from nado.training import Measure, Objective, TrainingConfig, train
 from nado.training_data import TrainingData, split_by_prompt
 
 SHARD = "15MB"
@@ -39,11 +39,15 @@ class GuideData:
     bits: int
     cut_share: float  # of the texts were cut at the length limit
 
-    def bare(self) -> "GuideData":
-        """The same texts with labels of whole texts alone."""
-        nothing: dict[str, Any] = {"stops": None, "progress": None, "parts": None}
+    def told_to(self, settings: GuideSettings) -> "GuideData":
+        """The same texts with what this guide is told of them; a bare one learns whole-text labels alone."""
+        kinds = ("stops", "progress", "parts")
+        nothing: dict[str, Any] = {kind: None for kind in kinds if not settings.is_told(kind)}
         return replace(
-            self, learned=replace(self.learned, **nothing), judged=replace(self.judged, **nothing), bits=0
+            self,
+            learned=replace(self.learned, **nothing),
+            judged=replace(self.judged, **nothing),
+            bits=self.bits if settings.is_told("progress") else 0,
         )
 
 
@@ -80,6 +84,8 @@ def build_guide(
         layers=settings.layers,
         heads=settings.heads,
         dropout=settings.dropout,
+        head=settings.head,
+        matrix=settings.matrix,
         progress_bits=data.bits,
         named_parts=data.bits > 0,
         base_name=base_name,
@@ -97,19 +103,20 @@ def build_guide(
 
 def training_config(settings: GuideSettings, steps: int, device: torch.device) -> TrainingConfig:
     """How this guide is trained when it has this many steps."""
-    labelled = 0.0 if settings.bare else 1.0
+    looks = max(1, steps // _LOOKS)
     return TrainingConfig(
         steps=steps,
         batch_size=settings.batch,
         learning_rate=settings.learning_rate,
         ramp_steps=min(50, max(1, steps // 10)),
         consistency_weight=settings.consistency_weight,
-        stop_weight=labelled,
-        parts_weight=0.5 * labelled,
+        stop_weight=1.0 * settings.is_told("stops"),
+        parts_weight=0.5 * settings.is_told("parts"),
         half=device.type == "cuda",
         compiled=settings.compiled and device.type == "cuda",
         seed=settings.seed,
-        evaluate_every=max(1, steps // _LOOKS),
+        evaluate_every=looks,
+        measure_every=looks if settings.measured else 0,
         save_every=_SAVED,
     )
 
@@ -119,7 +126,8 @@ def seconds_a_step(
 ) -> float:
     """How long a step takes, by a few of them; the guide is spoiled by it."""
     times: list[float] = []
-    config = replace(training_config(settings, _PROBE, reader.model.device), evaluate_every=0)
+    config = training_config(settings, _PROBE, reader.model.device)
+    config = replace(config, evaluate_every=0, measure_every=0)
     train(guide, reader, data.learned, config, on_step=lambda step, row: times.append(time.perf_counter()))
     half = len(times) // 2
     return (times[-1] - times[half]) / (len(times) - 1 - half)
@@ -150,6 +158,7 @@ def train_guide(
     settings: GuideSettings,
     steps: int,
     folder: Path,
+    measure: Measure | None = None,
 ) -> dict[str, Any]:
     """Train a guide and save it in `folder`; returns what was measured, its history too."""
     config = training_config(settings, steps, reader.model.device)
@@ -167,6 +176,7 @@ def train_guide(
         held_out=data.judged,
         folder=folder / "checkpoints",
         on_step=show,
+        measure=measure if settings.measured else None,
     )
     objective = Objective(guide, reader, config)
     found = _calibrate(objective, data.judged)

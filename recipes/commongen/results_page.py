@@ -1,13 +1,16 @@
 """Results where they belong: the README's tables and `benchmarks/results`, from a run's JSON alone.
 
-    python recipes/commongen/results_page.py OUT [--readme README.md] [--record]
+    python recipes/commongen/results_page.py OUT [OUT …] [--readme README.md] [--record] [--outputs outputs]
 
-No number is typed by hand.
+The first run is the main one; further ones (ablations, other bases) add their lines. No number is typed
+by hand.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from nado.storage import read_json
 from recording import RESULTS, merge
 
 BEGIN, FINISH = "<!-- results: written by results_page.py -->", "<!-- end of results -->"
+_UNSEEN = "Texts of the chosen configuration for sets with words that no training text has, none selected:"
 _PRIVATE = ("--output", "--work", "--data")  # where files were says nothing about the numbers
 
 
@@ -37,13 +41,44 @@ def command() -> str:
     return " ".join(["python", f"recipes/commongen/{Path(sys.argv[0]).name}", *kept])
 
 
+def join_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs as one: the lines of all of them, those of p once; the rest is the first one's.
+
+    Runs of one study share their stages, and a guide's name must not stand for two different guides.
+    """
+    first = runs[0]["metrics"]
+    rows, known = [], set()
+    for run in runs:
+        fresh = [row for row in run["metrics"]["rows"] if _name(row) not in known]
+        known |= {_name(row) for row in fresh}
+        rows += fresh
+    stages = {name: each for run in reversed(runs) for name, each in run["metrics"]["stages"].items()}
+    guides = {
+        name: each for run in reversed(runs) for name, each in run["metrics"]["settings"]["guides"].items()
+    }
+    joined = {**first, "rows": rows, "stages": stages, "settings": {**first["settings"], "guides": guides}}
+    joined["runs"] = [
+        {**{name: run[name] for name in ("date", "commit", "command")}, "seconds": run["metrics"]["seconds"]}
+        for run in runs
+    ]
+    return {**runs[0], "metrics": joined}
+
+
+def _name(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[each] for each in ("setting", "system", "decoding", "strength", "exact_end", "seed"))
+
+
 def results(study: dict[str, Any], overhead: dict[str, Any]) -> str:
     """What stands between the marks."""
     metrics = study["metrics"]
     rows = metrics["rows"]
     parts = [
-        f"{study['date']}, {study['machine']}, commit {study['commit']}, {metrics['seconds']:.0f} s in all: "
-        f"`{study['command']}`.",
+        *(
+            f"{run['date']}, {study['machine']}, commit {run['commit']}, {run['seconds']:.0f} s: "
+            f"`{run['command']}`."
+            for run in metrics["runs"]
+        ),
+        aims_table(rows),
         f"Dev; the {rows[0]['sets']} sets whose id is not divisible by 5, in brackets all "
         f"{rows[0]['sets_in_all']}; one text a set. Corpus BLEU with spaCy-like English tokens, case kept; "
         "coverage by whole words in the forms of `concept_forms.json`, mean over sets; 95 % intervals, by "
@@ -51,6 +86,7 @@ def results(study: dict[str, Any], overhead: dict[str, Any]) -> str:
         "removed* is (c_q − c_p) / (100 − c_p) against p under the same decoding.",
         table(rows),
         guides_table(metrics),
+        looks_table(metrics),
         costs_section(overhead["metrics"]),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -59,7 +95,7 @@ def results(study: dict[str, Any], overhead: dict[str, Any]) -> str:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The main table."""
     heads = ["system", "decoding", "strength", "exact end", "coverage", "all covered", "missed removed"]
-    heads += ["BLEU-3", "BLEU-4", "against p", "words", "perplexity"]
+    heads += ["BLEU-3", "BLEU-4", "against p", "words", "perplexity", "draws"]
     return _table(heads, [_line(row) for row in rows])
 
 
@@ -77,7 +113,7 @@ def _line(row: dict[str, Any]) -> list[str]:
     guided = row["system"] != "base"
     return [
         row["setting"],
-        row["decoding"],
+        row["decoding"] + (f", seed {row['seed']}" if row["seed"] else ""),
         f"{row['strength']:g}" if guided else "–",
         ("on" if row["exact_end"] else "off") if guided else "–",
         number("coverage"),
@@ -88,7 +124,80 @@ def _line(row: dict[str, Any]) -> list[str]:
         gain,
         _number(row["length"], 1),
         _number(row["perplexity"], 2),
+        _number(row.get("draws_a_text"), 2),
     ]
+
+
+def aims_table(rows: Sequence[dict[str, Any]]) -> str:
+    """What was aimed at, and the line that came nearest: the best of all, so read it with the table below."""
+    free = [row for row in rows if row["system"] not in ("base", "untrained") and not row["exact_end"]]
+    free = [row for row in free if row["decoding"] in ("greedy", "beam")]
+    told = [row for row in free if "whole texts only" not in row["setting"]]
+    bare = [row for row in free if "whole texts only" in row["setting"]]
+    exact = [row for row in rows if row["exact_end"] and row["decoding"] == "beam"]
+    checked = [row for row in rows if row["decoding"] == "verified"]
+    lines = [
+        _aim("missed removed, bare oracle, exact end off", "≥ 37 %", bare, _removed),
+        _aim("missed removed, with parts, progress, stop labels, exact end off", "≥ 75 %", told, _removed),
+        _aim("coverage, exact end on, beam", "≥ 97", exact, lambda row: row["coverage"]),
+        _aim("gain in BLEU-4 over p", "≥ +1.0, interval above 0", free + exact, _gain),
+        _aim("all covered, verified", "≥ 99.5 % in ≤ 4 draws", checked, lambda row: row["all_covered"]),
+    ]
+    return _table(["aim", "", "best", "by"], [line for line in lines if line])
+
+
+def _aim(
+    name: str, wanted: str, rows: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float | None]
+) -> list[str]:
+    """One aim, and the line that is best at it; nothing where no line is about it."""
+    found = [(value(row), row) for row in rows]
+    known = [(number, row) for number, row in found if number is not None]
+    if not known:
+        return []
+    number, row = max(known, key=lambda pair: pair[0])
+    draws = f", {row['draws_a_text']:.2f} draws" if row.get("draws_a_text") else ""
+    by = f"{row['setting']}; {row['decoding']}, strength {row['strength']:g}{draws}"
+    return [name, wanted, f"{number:.1f}", by]
+
+
+def _removed(row: dict[str, Any]) -> float | None:
+    found: float | None = row["against_base"]["missed_removed"]["value"] if "against_base" in row else None
+    return found
+
+
+def _gain(row: dict[str, Any]) -> float | None:
+    found: float | None = row["against_base"]["bleu4"]["difference"] if "against_base" in row else None
+    return found
+
+
+def looks_table(metrics: dict[str, Any]) -> str:
+    """Coverage and BLEU-4 of greedy texts along the training of guides that were measured."""
+    lines = []
+    for name, settings in metrics["settings"]["guides"].items():
+        looks = metrics["stages"].get(f"guide-{name}", {}).get("looks", [])
+        for each in looks:
+            if "guided_coverage" in each:
+                numbers = [each["held_out_loss"], each["guided_coverage"], each["guided_bleu4"]]
+                step, epoch = f"{each['step']:.0f}", f"{each['epoch']:.0f}"
+                lines.append([settings["title"], step, epoch, *(f"{number:.3f}" for number in numbers)])
+    heads = ["guide", "step", "pass", "held-out loss", "coverage, greedy", "BLEU-4, greedy"]
+    return _table(heads, lines) if lines else ""
+
+
+def unseen_table(folder: Path) -> str:
+    """What the chosen configuration writes for words that it has not learned; none selected."""
+    texts = {kind: _read_lines(folder / f"unseen.{kind}.jsonl") for kind in ("p", "q", "verified")}
+    lines = [
+        [", ".join(each[0]["concepts"]), *(record["text"] for record in each)]
+        for each in zip(*texts.values(), strict=True)
+    ]
+    return _table(["concepts", *texts], lines) if lines else ""
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def guides_table(metrics: dict[str, Any]) -> str:
@@ -167,19 +276,38 @@ def fill(readme: Path, text: str) -> None:
     readme.write_text(f"{before}{BEGIN}\n\n{text}\n\n{FINISH}{rest.split(FINISH)[1]}", encoding="utf-8")
 
 
+def unpack_final(archive: Path, folder: Path) -> None:
+    """The texts of the chosen configuration, as plain files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as packed:
+        for each in packed:
+            content = packed.extractfile(each)
+            if content is not None and each.name.endswith(".jsonl"):
+                (folder / Path(each.name).name).write_bytes(content.read())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fill the README, and put the metrics on record if asked to."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path, help="--output of run_commongen.py")
+    parser.add_argument("runs", type=Path, nargs="+", help="--output of run_commongen.py, the main run first")
     parser.add_argument("--readme", type=Path, help="the README to fill")
     parser.add_argument("--record", action="store_true", help="put the metrics into benchmarks/results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where that is")
+    parser.add_argument("--outputs", type=Path, help="where the texts for the test sets are to lie")
     options = parser.parse_args(arguments)
-    found = {name: read_json(options.run / f"{name}.json") for name in ("commongen", "overhead")}
+    main_run = options.runs[0]
+    found = {
+        "commongen": join_runs([read_json(run / "commongen.json") for run in options.runs]),
+        "overhead": read_json(main_run / "overhead.json"),
+    }
+    text = results(found["commongen"], found["overhead"])
+    if options.outputs is not None:
+        unpack_final(main_run / "final.tar", options.outputs)
+        text += f"\n\n{_UNSEEN}\n\n{unseen_table(options.outputs)}"
     if options.readme is not None:
-        fill(options.readme, results(found["commongen"], found["overhead"]))
+        fill(options.readme, text)
     if options.record:
         for name, each in found.items():
             if each["metrics"]:

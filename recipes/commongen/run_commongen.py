@@ -4,7 +4,8 @@
 
 Each stage leaves its result in WORK and is not done again when the command is repeated with the same
 settings; one that was interrupted goes on. With `--deadline` guides are trained for as long as leaves time
-for everything else. What is small goes to OUT as soon as it is there: results, texts, adapter, light guide.
+for everything else. What is small goes to OUT as soon as it is there: results, texts, adapter, light guide,
+and what the configuration chosen on dev writes for the test sets and for words that nobody has learned.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import numpy as np
 from concept_sets import ConceptSet, learned_sets, read_sets, recombine
 from dev_decoding import Written, write_base, write_guided
 from drawn_texts import cut_chunks, describe, draw_chunks, draw_labelled, rates, read_chunks
+from final_texts import choose_line, final_rows, final_sets, write_outputs
 from fine_tuning import fine_tune, load_base
 from guide_training import (
     GuideData,
@@ -50,9 +52,11 @@ from nado.storage import digest_file, digest_json, read_json, write_atomically, 
 from nado.versions import versions
 
 # Seconds kept free before the deadline: for a line of the table, for each guide's files, for the rest.
-_ROW_SECONDS = {"greedy": 4.0, "sample": 6.0, "beam": 15.0}
+_ROW_SECONDS = {"greedy": 4.0, "beam": 15.0}
+_OTHER_ROW_SECONDS = 10.0
 _FILE_SECONDS = 12.0
 _LAST_SECONDS = 45.0
+_FINAL_SECONDS = 60.0
 _COST_SECONDS = 20.0  # without as many left, costs are not measured
 
 
@@ -62,6 +66,7 @@ class Study:
     def __init__(self, options: argparse.Namespace, workers: Workers) -> None:
         self.settings = read_settings(options.settings)
         self.base, self.output, self.workers = options.base, options.output, workers
+        self.finals = final_sets(options.data, self.settings.final)
         self.clock = Clock(options.output / "run.log", deadline=options.deadline, compiled=options.compile)
         self.train, self.dev = (read_sets(options.data / name) for name in ("train.jsonl.gz", "dev.jsonl"))
         self.train = self.train[: self.settings.draw.sets or None]
@@ -88,6 +93,7 @@ class Study:
             self.train_one(waiting)
             self.decode(waiting.pop(0))
             self.write_results()
+        self.finish()
         self.measure_costs()
         self.write_results()
         self.clock.say("done")
@@ -141,7 +147,7 @@ class Study:
             )
             return {"chunks": len(chunks)}
 
-        folder = self.stages.run("samples", asdict(self.settings.draw), ["adapter"], work)
+        folder = self.stages.run(wanted.stage, asdict(wanted), ["adapter"], work)
         if not self.labels:  # drawn before, but perhaps not labelled
             maker = TextMaker(self.model)
             for each in sorted(folder.glob("chunk-*")):
@@ -170,7 +176,7 @@ class Study:
         """Labelled samples of p for the training sets."""
         for each in self.labels:
             each.result()
-        samples = read_chunks(self.stages.folder / "samples")
+        samples = read_chunks(self.stages.folder / self.settings.draw.stage)
         self.clock.say(f"labelled: {json.dumps(describe(samples))}")
         return samples
 
@@ -190,22 +196,33 @@ class Study:
         settings = several[0]
 
         def work(folder: Path) -> dict[str, Any]:
-            data = self.data.bare() if settings.bare else self.data
+            data = self.data.told_to(settings)
             a_step = seconds_a_step(self.fresh_guide(settings, data), self.reader, data, settings)
             seconds = share_time(self.clock, several, self.reserve(waiting))
             steps = plan_steps(folder, settings, seconds, a_step)
             self.clock.say(f"{name}: {steps} steps of {1e3 * a_step:.1f} ms in {seconds:.0f} s")
             guide = self.fresh_guide(settings, data)
-            return train_guide(self.clock, guide, self.reader, data, self.oracle, settings, steps, folder)
+            shared = (self.reader, data, self.oracle, settings, steps, folder)
+            return train_guide(self.clock, guide, *shared, measure=self.measure)
 
-        folder = self.stages.run(f"guide-{name}", asdict(settings), ["samples"], work)
+        folder = self.stages.run(f"guide-{name}", asdict(settings), [self.settings.draw.stage], work)
         if self.settings.costs is not None and name == self.settings.costs.light:
             pack(folder / "guide", self.output / f"guide-{name}.tar")
+
+    def measure(self, guide: Guide) -> dict[str, float]:
+        """What a guide in training writes for the dev sets, greedily."""
+        row, settings = Row("", "greedy", 1.0, exact_end=False), RowSettings(("",))
+        written = write_guided(GuidedModel(self.model, guide, oracle=self.oracle), self.dev, row, settings)
+        found = Scored(score_texts(self.dev, written.texts, self.oracle), written, [])
+        metrics = {"coverage": found.coverage(self.reported), "bleu4": found.bleu(self.reported, 4)}
+        return {name: each.value or 0.0 for name, each in metrics.items()}
 
     def reserve(self, waiting: Sequence[str]) -> float:
         """Seconds that everything but training will take from now on."""
         rows = [row for name in waiting for row, _ in self.settings.rows_of(name)]
-        return sum(_ROW_SECONDS[row.decoding] for row in rows) + _FILE_SECONDS * len(waiting) + _LAST_SECONDS
+        decoding = sum(_ROW_SECONDS.get(row.decoding, _OTHER_ROW_SECONDS) for row in rows)
+        final = 0.0 if self.settings.final is None else _FINAL_SECONDS
+        return decoding + final + _FILE_SECONDS * len(waiting) + _LAST_SECONDS
 
     def fresh_guide(self, settings: GuideSettings, data: GuideData) -> Guide:
         """An untrained guide."""
@@ -215,7 +232,7 @@ class Study:
         """The guide of a system, as it was saved; the untrained one has the first guide's shape."""
         if system == UNTRAINED:
             settings = next(iter(self.settings.guides.values()))
-            return self.fresh_guide(settings, self.data.bare() if settings.bare else self.data)
+            return self.fresh_guide(settings, self.data.told_to(settings))
         return open_guide(self.stages.folder / f"guide-{system}", self.reader, self.oracle)
 
     # --- the table --------------------------------------------------------------------------------------
@@ -235,7 +252,8 @@ class Study:
             write_json(folder / "texts.json", {"written": written.describe(), "log_p": log_p})
             return {"seconds": written.seconds, "oracle_seconds": written.oracle_seconds}
 
-        before = "adapter" if system == BASE else "samples" if system == UNTRAINED else f"guide-{system}"
+        drawn = self.settings.draw.stage
+        before = "adapter" if system == BASE else drawn if system == UNTRAINED else f"guide-{system}"
         for row, settings in self.settings.rows_of(system):
             config = {**asdict(row), "beams": settings.beams}
             folder = self.stages.run(
@@ -261,6 +279,33 @@ class Study:
         """What a system is, in words."""
         words = {BASE: "p, fine-tuned with LoRA", UNTRAINED: "untrained guide"}
         return words.get(system) or self.settings.guides[system].title
+
+    def finish(self) -> None:
+        """Let the choosing sets choose, and what they chose write for sets without references."""
+        settings = self.settings.final
+        if settings is None:
+            return
+        chosen = choose_line(self.lines(self.scored()), settings)
+        if chosen is None:
+            self.clock.say(f"final: no line of {settings.system} by {settings.decoding} to choose from")
+            return
+        rows = final_rows(chosen, settings)
+
+        def write(sets: Sequence[ConceptSet], row: Row, section: RowSettings) -> list[str]:
+            if row.system == BASE:
+                return write_base(self.model, sets, row, section).texts
+            guided = GuidedModel(self.model, self.guide(row.system), oracle=self.oracle)
+            return write_guided(guided, sets, row, section).texts
+
+        def work(folder: Path) -> dict[str, Any]:
+            for kind, sets in self.finals.items():
+                write_outputs(sets, rows, self.settings, write, folder, kind)
+            return {name: row.name for name, row in rows.items()}
+
+        config = {**asdict(settings), "strength": chosen["strength"]}
+        config["sets"] = digest_json([[each.concepts for each in sets] for sets in self.finals.values()])
+        folder = self.stages.run("final", config, [f"guide-{settings.system}"], work)
+        pack(folder, self.output / "final.tar")
 
     # --- costs ------------------------------------------------------------------------------------------
 
@@ -301,14 +346,8 @@ class Study:
     def write_results(self) -> None:
         """Results, and the texts they were measured on."""
         scored = self.scored()
-        bases = {row.decoding: each for row, each in scored.items() if row.system == BASE}
-        command = envelope({})["command"]
-        lines = []
-        for row, each in scored.items():
-            base = None if row.system == BASE else bases.get(row.decoding)
-            lines.append(table_row(row, self.title(row.system), each, base, self.reported, command))
         metrics = {
-            "rows": lines,
+            "rows": self.lines(scored),
             "stages": {name: each for name, each in self.stages.facts.items() if not name.startswith("rows")},
             "settings": {**self.settings.describe(), "base": Path(self.base).name},
             "versions": versions(),
@@ -317,6 +356,16 @@ class Study:
         write_json(self.output / "commongen.json", envelope(metrics))
         write_json(self.output / "overhead.json", envelope(self.overhead(scored)))
         write_texts(self.output / "texts.jsonl.gz", self.dev, scored)
+
+    def lines(self, scored: dict[Row, Scored]) -> list[dict[str, Any]]:
+        """The table, as it is recorded."""
+        bases = {(row.decoding, row.seed): each for row, each in scored.items() if row.system == BASE}
+        command = envelope({})["command"]
+        lines = []
+        for row, each in scored.items():
+            base = None if row.system == BASE else bases.get((row.base_decoding, row.seed))
+            lines.append(table_row(row, self.title(row.system), each, base, self.reported, command))
+        return lines
 
     def overhead(self, scored: dict[Row, Scored]) -> dict[str, Any]:
         """What belongs to the benchmark of what guidance costs."""

@@ -8,10 +8,13 @@ from typing import Any, TypeVar
 
 from nado.errors import InputError
 from nado.guide import Reads
+from nado.heads import HeadKind, Matrix
 
 SectionT = TypeVar("SectionT")
 
 BASE, UNTRAINED = "base", "untrained"  # the systems that need no training
+VERIFIED, SMC = "verified", "smc"
+_SHARED = ("base", "texts", "adapter", "draw")  # sections that one file can take from another
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,17 @@ class DrawSettings:
     samples_large: int = 32
     sets: int = 0  # of the training sets, 0 for all
     new_sets: int = 0  # sets made of pieces of theirs, drawn for instead; p has not learned these
+    top_p: float = 1.0  # below 1 the tail is cut and nothing corrects for it, as in the paper: an ablation
     batch: int = 8192
     chunk: int = 65536
     held_out: float = 0.02
     dev_samples: int = 64
     seed: int = 0
+
+    @property
+    def stage(self) -> str:
+        """The stage's name: an ablation keeps what the main run has drawn."""
+        return "samples" if self.top_p == 1 else f"samples-top{self.top_p:g}"
 
     def samples_of(self, concepts: int) -> int:
         """Texts drawn of a set of this many concepts."""
@@ -75,7 +84,13 @@ class GuideSettings:
     layers: int = 4
     heads: int = 12
     dropout: float = 0.0
-    bare: bool = False  # labels of whole texts alone: no parts, no progress, no stop labels
+    head: HeadKind = "sigmoid"
+    matrix: Matrix = "tied"
+    progress: bool = True  # it reads which concepts are still missing; without it there are no parts either
+    parts: bool = True  # it also learns which concepts will be there
+    stops: bool = True  # it learns at every prefix what would be if the text ended there
+    bare: bool = False  # none of the three: labels of whole texts alone
+    measured: bool = False  # whenever the held-out loss is, greedy texts for the dev sets are scored
     learning_rate: float = 3e-4
     batch: int = 1024
     consistency_weight: float = 1.0
@@ -84,21 +99,36 @@ class GuideSettings:
     seconds: float = 100.0  # at most; less where a deadline is near
     seed: int = 0
 
+    def is_told(self, kind: str) -> bool:
+        """Whether it learns from stops, progress or parts."""
+        asked: bool = getattr(self, kind)
+        return asked and not self.bare and (kind != "parts" or self.progress)
+
 
 @dataclass(frozen=True)
 class Row:
     """One line of the table: which system writes, and how."""
 
     system: str
-    decoding: str  # greedy, beam or sample
+    decoding: str  # greedy, beam, sample, verified, or smc with the number of particles behind it
     strength: float
     exact_end: bool
     seed: int = 0
 
     @property
+    def particles(self) -> int:
+        """Particles of SMC; 0 for other decodings."""
+        return int(self.decoding.removeprefix(SMC)) if self.decoding.startswith(SMC) else 0
+
+    @property
+    def base_decoding(self) -> str:
+        """How p writes the texts that this line is compared with."""
+        return self.decoding if self.decoding in ("greedy", "beam") else "sample"
+
+    @property
     def name(self) -> str:
         """A name for files."""
-        seed = f"-seed{self.seed}" if self.decoding == "sample" else ""
+        seed = f"-seed{self.seed}" if self.base_decoding == "sample" else ""
         if self.system == BASE:
             return f"{self.system}-{self.decoding}{seed}"
         end = "exact" if self.exact_end else "free"
@@ -116,6 +146,7 @@ class RowSettings:
     seeds: tuple[int, ...] = (0,)
     batch: int = 1024  # sets at once; a quarter of them with beams
     beams: int = 5
+    budget: int = 16  # draws for a verified text
 
     def rows(self) -> list[Row]:
         """One of each."""
@@ -139,6 +170,19 @@ class CostSettings:
 
 
 @dataclass(frozen=True)
+class FinalSettings:
+    """The configuration that is chosen on dev, and writes for the test sets and for unseen words."""
+
+    system: str = "main"
+    decoding: str = "beam"
+    exact_end: bool = True
+    coverage: float = 97.0  # of the choosing sets; of the lines that reach it the one with the best BLEU-4
+    verified_strength: float = 1.0
+    verified_exact_end: bool = True
+    unseen: tuple[tuple[str, ...], ...] = ()  # sets with words that no training sentence has
+
+
+@dataclass(frozen=True)
 class Settings:
     """A whole run."""
 
@@ -149,6 +193,7 @@ class Settings:
     guides: dict[str, GuideSettings] = field(default_factory=dict)
     rows: tuple[RowSettings, ...] = ()
     costs: CostSettings | None = None
+    final: FinalSettings | None = None
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -161,9 +206,18 @@ class Settings:
 
 
 def read_settings(path: Path) -> Settings:
-    """Settings from a file."""
+    """Settings from a file.
+
+    One that is `like` another takes from it how p is made and what is drawn; what it says itself comes first.
+    `every_guide` stands for what all guides of the file have in common.
+    """
     with path.open("rb") as file:
         table = tomllib.load(file)
+    if like := table.pop("like", None):
+        with (path.parent / like).open("rb") as file:
+            other = tomllib.load(file)
+        table |= {name: other.get(name, {}) | table.get(name, {}) for name in _SHARED}
+    alike = table.pop("every_guide", {})
     _require_known(table, [each.name for each in fields(Settings)], path.name)
     settings = Settings(
         base=_section(BaseSettings, table.get("base", {}), "base"),
@@ -171,11 +225,12 @@ def read_settings(path: Path) -> Settings:
         adapter=_section(AdapterSettings, table.get("adapter", {}), "adapter"),
         draw=_section(DrawSettings, table.get("draw", {}), "draw"),
         guides={
-            name: _section(GuideSettings, each, f"guides.{name}")
+            name: _section(GuideSettings, alike | each, f"guides.{name}")
             for name, each in table.get("guides", {}).items()
         },
         rows=tuple(_section(RowSettings, each, "rows") for each in table.get("rows", [])),
         costs=_section(CostSettings, table["costs"], "costs") if "costs" in table else None,
+        final=_section(FinalSettings, table["final"], "final") if "final" in table else None,
     )
     _require_systems(settings)
     return settings
@@ -197,9 +252,19 @@ def _require_systems(settings: Settings) -> None:
     known = [BASE, UNTRAINED, *settings.guides]
     asked = [system for section in settings.rows for system in section.systems]
     asked += [settings.costs.guide] if settings.costs is not None else []
+    asked += [settings.final.system] if settings.final is not None else []
     unknown = [system for system in asked if system not in known]
     if unknown:
         raise InputError(f"one of the systems {', '.join(known)}", unknown[0], "Add it to [guides].")
-    decodings = {each for section in settings.rows for each in section.decodings}
-    if wrong := decodings - {"greedy", "beam", "sample"}:
-        raise InputError("decodings greedy, beam or sample", f"{wrong.pop()}", "Use one of these.")
+    for section in settings.rows:
+        for row in section.rows():
+            _require_decoding(row)
+
+
+def _require_decoding(row: Row) -> None:
+    count = row.decoding.removeprefix(SMC)
+    if row.decoding in ("greedy", "beam", "sample") or (row.system != BASE and row.decoding == VERIFIED):
+        return
+    if row.system == BASE or count == row.decoding or not count.isdigit() or int(count) < 2:
+        known = "greedy, beam, sample, and of guided systems verified or smc16"
+        raise InputError(f"one of the decodings {known}", row.decoding, "Use one of these.")

@@ -79,6 +79,8 @@ def table_row(
         "seconds": scored.written.seconds,
         "oracle_calls": scored.written.oracle_calls,
         "oracle_seconds": scored.written.oracle_seconds,
+        "draws_a_text": scored.written.draws / len(reported) or None,
+        "base_tokens_a_text": scored.written.drawn_tokens / len(reported) or None,
         "command": command,
     }
     if base is not None:

@@ -18,7 +18,7 @@ from nado.huggingface import EncoderDecoderModel
 SHARD = "15MB"
 _IGNORED = -100
 _IMPOSSIBLE = -1e4  # a logit whose probability is 0 in any arithmetic, and that float16 can hold
-_POSITIONS = 256  # tokens that either side may have
+_POSITIONS = 512  # tokens that either side may have: sinusoids cost nothing, and a test source has 372
 
 
 @dataclass(frozen=True)
