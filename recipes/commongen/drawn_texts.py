@@ -18,9 +18,10 @@ from nado.huggingface import CausalModel
 from nado.language_model import LanguageModel
 from nado.oracles import Keywords
 from nado.prompts import Prompt
-from nado.proposals import Proposal, TruncatedTopP
+from nado.proposals import Proposal
 from nado.samples import Samples, join_samples, read_samples
 
+P = Proposal()
 _ENDING = 0.5  # share of texts that must end by themselves
 
 
@@ -53,12 +54,10 @@ def draw_chunks(
     settings: DrawSettings,
     oracle: Keywords,
     workers: Workers,
+    proposal: Proposal = P,
 ) -> "list[Future[float]]":
     """Draw every chunk; each is being labelled while the next is drawn."""
     maker, labels = TextMaker(model), []
-    proposal = Proposal()
-    if settings.top_p < 1:
-        proposal = Proposal((TruncatedTopP(settings.top_p),), uncorrected=True)
     for number, chunk in enumerate(chunks):
         place = folder / f"chunk-{number:03d}"
         samples = draw(

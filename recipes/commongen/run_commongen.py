@@ -142,9 +142,8 @@ class Study:
         chunks = cut_chunks(sets, wanted)
 
         def work(folder: Path) -> dict[str, Any]:
-            self.labels = draw_chunks(
-                self.clock, self.model, chunks, folder, self.settings.draw, self.oracle, self.workers
-            )
+            shared = (folder, wanted, self.oracle, self.workers)
+            self.labels = draw_chunks(self.clock, self.model, chunks, *shared, proposal=wanted.proposal)
             return {"chunks": len(chunks)}
 
         folder = self.stages.run(wanted.stage, asdict(wanted), ["adapter"], work)

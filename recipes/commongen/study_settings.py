@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from nado.errors import InputError
 from nado.guide import Reads
 from nado.heads import HeadKind, Matrix
+from nado.proposals import Proposal, TruncatedTopP
 
 SectionT = TypeVar("SectionT")
 
@@ -68,6 +69,13 @@ class DrawSettings:
     def stage(self) -> str:
         """The stage's name: an ablation keeps what the main run has drawn."""
         return "samples" if self.top_p == 1 else f"samples-top{self.top_p:g}"
+
+    @property
+    def proposal(self) -> Proposal:
+        """What samples are drawn from."""
+        if self.top_p == 1:
+            return Proposal()
+        return Proposal((TruncatedTopP(self.top_p),), uncorrected=True)
 
     def samples_of(self, concepts: int) -> int:
         """Texts drawn of a set of this many concepts."""
