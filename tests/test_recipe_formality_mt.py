@@ -17,7 +17,6 @@ from nado.errors import InputError
 from nado.huggingface import load_model
 from nado.oracles import load_oracle
 from nado.proposals import summarise_weights
-from nado.samples import read_samples
 from nado.storage import read_json
 from nado.study import read_study
 
@@ -30,6 +29,7 @@ import prepare_translation  # noqa: E402
 import run_formality  # noqa: E402
 import score_formality  # noqa: E402
 import train_translator  # noqa: E402
+from drawn_texts import read_chunks  # noqa: E402
 from formality_classifiers import auc, rank, spearman  # noqa: E402
 from formality_data import Rated, detokenise, halve  # noqa: E402
 from formality_oracle import FormalityOracle, spell_out  # noqa: E402
@@ -201,8 +201,6 @@ def run_words(prepared: Path, trained: Path, folder: Path) -> list[str]:
     settings = {
         **SETTINGS,
         "base.name": str(trained / "work" / "base" / "model"),
-        "prompts.file": str(study / "sources.jsonl"),
-        "oracle.folder": str(study / "oracle"),
     }
     words = ["--prepared", str(study), "--work", str(folder / "work"), "--output", str(folder / "out")]
     words += ["--table", str(folder / "table.toml")]
@@ -212,7 +210,8 @@ def run_words(prepared: Path, trained: Path, folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def finished(prepared: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    assert run_formality.main([*run_words(prepared, trained, folder), "--keep", "t1"]) == 0
+    more = ["--keep", "t1", "--workers", "1"]
+    assert run_formality.main([*run_words(prepared, trained, folder), *more]) == 0
     return folder
 
 
@@ -453,7 +452,7 @@ def test_tempered_samples_are_weighted_back_to_p(finished: Path) -> None:
     plain, warm = stages["samples-1"], stages["samples-2"]
     assert plain["effective_share"] == pytest.approx(1.0)
     assert plain["satisfied_under_p"] == pytest.approx(plain["satisfied_as_drawn"])
-    samples = read_samples(finished / "work" / "samples-2")
+    samples = read_chunks(finished / "work" / "draws-2")
     columns = [samples.ragged(name) for name in ("log_p", "log_proposal")]
     sums = [[float(column.row(row).sum()) for row in range(len(samples))] for column in columns]
     log_weights = np.array(sums[0]) - np.array(sums[1])
@@ -498,7 +497,7 @@ def test_a_second_run_does_nothing_again(
     stamp = texts.stat().st_mtime_ns
     assert run_formality.main(run_words(prepared, trained, finished)) == 0
     said = capsys.readouterr().out
-    assert said.count("done before") == 9 + 2 + 2 + 1  # lines, samples, guides, audit
+    assert said.count("done before") == 9 + 2 + 2 + 2 + 1  # lines, draws, labels, guides, audit
     assert texts.stat().st_mtime_ns == stamp
     assert read_json(finished / "out" / "formality_mt.json")["metrics"]["rows"] == before
     assert train_translator.main(train_words(prepared, trained)) == 0
@@ -515,7 +514,7 @@ def test_a_line_that_was_interrupted_is_made_again_and_is_the_same(
     (folder / "stage.json").write_text(json.dumps(record), encoding="utf-8")
     (folder / "texts.jsonl").unlink()
     assert run_formality.main([*run_words(prepared, trained, finished), "--no-score"]) == 0
-    assert capsys.readouterr().out.count("done before") == 13
+    assert capsys.readouterr().out.count("done before") == 15
     assert (folder / "texts.jsonl").read_bytes() == before
 
 

@@ -1,6 +1,6 @@
 """Samples of p for the training sets, and of the dev sets to know how often p satisfies them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,10 @@ import numpy as np
 from concept_sets import ConceptSet
 from numpy.typing import NDArray
 from progress_log import Clock
-from side_work import TextMaker, Workers, label_folder
+from side_work import label_folder
 from study_settings import DrawSettings
 
 from nado.drawing import draw
-from nado.huggingface import CausalModel
 from nado.language_model import LanguageModel
 from nado.oracles import Keywords
 from nado.prompts import Prompt
@@ -48,16 +47,17 @@ def cut_chunks(sets: Sequence[ConceptSet], settings: DrawSettings) -> list[Chunk
 
 def draw_chunks(
     clock: Clock,
-    model: CausalModel,
+    model: LanguageModel[Any],
     chunks: Sequence[Chunk],
     folder: Path,
-    settings: DrawSettings,
-    oracle: Keywords,
-    workers: Workers,
+    label: "Callable[[Path], Future[float]]",
+    *,
+    seed: int,
+    batch: int | None,
     proposal: Proposal = P,
 ) -> "list[Future[float]]":
-    """Draw every chunk; each is being labelled while the next is drawn."""
-    maker, labels = TextMaker(model), []
+    """Draw every chunk into a folder of its own; `label` hands it to others while the next is drawn."""
+    labels = []
     for number, chunk in enumerate(chunks):
         place = folder / f"chunk-{number:03d}"
         samples = draw(
@@ -66,13 +66,13 @@ def draw_chunks(
             place,
             samples_per_prompt=chunk.samples,
             proposal=proposal,
-            seed=settings.seed + 1000 * number,
-            batch_size=settings.batch,
+            seed=seed + 1000 * number,
+            batch_size=batch,
             shard_rows=len(chunk.prompts) * chunk.samples,
         )
         if number == 0:
             require_endings(samples)
-        labels.append(workers.submit(label_folder, place, oracle, maker))
+        labels.append(label(place))
         clock.say(f"  chunk {number + 1} of {len(chunks)}: {len(samples):,} texts")
     return labels
 

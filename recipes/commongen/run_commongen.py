@@ -141,16 +141,25 @@ class Study:
             sets = recombine(self.train, wanted.new_sets, wanted.seed, but=self.dev)
         chunks = cut_chunks(sets, wanted)
 
+        def label(place: Path) -> "Future[float]":
+            return self.workers.submit(label_folder, place, self.oracle, TextMaker(self.model))
+
         def work(folder: Path) -> dict[str, Any]:
-            shared = (folder, wanted, self.oracle, self.workers)
-            self.labels = draw_chunks(self.clock, self.model, chunks, *shared, proposal=wanted.proposal)
+            self.labels = draw_chunks(
+                self.clock,
+                self.model,
+                chunks,
+                folder,
+                label,
+                seed=wanted.seed,
+                batch=wanted.batch,
+                proposal=wanted.proposal,
+            )
             return {"chunks": len(chunks)}
 
         folder = self.stages.run(wanted.stage, asdict(wanted), ["adapter"], work)
         if not self.labels:  # drawn before, but perhaps not labelled
-            maker = TextMaker(self.model)
-            for each in sorted(folder.glob("chunk-*")):
-                self.labels.append(self.workers.submit(label_folder, each, self.oracle, maker))
+            self.labels = [label(each) for each in sorted(folder.glob("chunk-*"))]
 
     def draw_dev(self) -> None:
         """Draw from p for the dev sets."""

@@ -19,7 +19,7 @@ from concept_sets import ConceptSet
 from numpy.typing import NDArray
 
 from nado.errors import NadoError
-from nado.huggingface import CausalModel
+from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.huggingface.shared import HuggingFaceModel
 from nado.metrics.bleu import ORDER, corpus_bleu
 from nado.metrics.coverage import coverage_metric
@@ -32,7 +32,7 @@ ResultT = TypeVar("ResultT")
 class TextMaker(HuggingFaceModel):
     """The part of a model that makes text of tokens: all that labelling needs, and small enough to send."""
 
-    def __init__(self, model: CausalModel) -> None:
+    def __init__(self, model: CausalModel | EncoderDecoderModel) -> None:
         self.tokenizer, self.eos_ids = model.tokenizer, model.eos_ids
         self._decodes_plainly = model._decodes_plainly
         self._fingerprint = model.fingerprint

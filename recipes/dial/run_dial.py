@@ -189,23 +189,29 @@ class Dial:
         size = max(1, settings.chunk // settings.samples)
         chunks = [Chunk(prompts[at : at + size], settings.samples) for at in range(0, len(prompts), size)]
 
+        def label(name: str, place: Path) -> "Future[float]":
+            return self.workers.submit(label_folder, place, self.oracles[name], TextMaker(self.model))
+
         def work(folder: Path) -> dict[str, Any]:
             self.labels[first] = draw_chunks(
-                self.clock, self.model, chunks, folder, settings, self.oracles[first], self.workers
+                self.clock,
+                self.model,
+                chunks,
+                folder,
+                partial(label, first),
+                seed=settings.seed,
+                batch=settings.batch,
             )
             return {"chunks": len(chunks), "prompts": len(prompts)}
 
         folder = self.stages.run(f"samples-{first}", asdict(settings), [], work)
-        maker = TextMaker(self.model)
-        for name, oracle in self.oracles.items():
+        for name in self.oracles:
             if name in self.labels:
                 continue
             if name != first:
                 self.stages.run(f"samples-{name}", {}, [f"samples-{first}"], partial(_copy_samples, folder))
-            self.labels[name] = [
-                self.workers.submit(label_folder, each, oracle, maker)
-                for each in sorted((self.stages.folder / f"samples-{name}").glob("chunk-*"))
-            ]
+            places = sorted((self.stages.folder / f"samples-{name}").glob("chunk-*"))
+            self.labels[name] = [label(name, each) for each in places]
 
     def samples(self, name: str) -> Samples:
         """Labelled samples of p."""

@@ -2,25 +2,22 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import neighbours  # noqa: F401  (finds the clock of the CommonGen recipe)
-import numpy as np
 from progress_log import Clock
 from table_settings import GuideVariant
 
 from nado.guide import Guide
 from nado.samples import Samples
 from nado.storage import read_json, write_json
-from nado.study.guides import build_guide, part_names, train_guide
+from nado.study.guides import GuideTexts, build_guide, prepare_guide_texts, train_on
 from nado.study.materials import Materials
 from nado.training import TrainingConfig, train
-from nado.training_data import TrainingData
 
 _PROBE = 12  # steps that are timed; the first half warms up
-_PROBED = 4096  # texts they are taken from
 _FEWEST = 20  # steps that a guide is trained at least
 _SHOWN = 500  # steps between two lines of progress
 
@@ -54,28 +51,49 @@ def training_config(materials: Materials, variant: GuideVariant, steps: int) -> 
     )
 
 
+@dataclass(frozen=True)
+class VariantTexts:
+    """What all guides of one temperature learn from: made ready once."""
+
+    texts: GuideTexts
+    cut_share: float  # of the texts were cut at the length limit
+
+    @classmethod
+    def prepare(cls, materials: Materials, samples: Samples) -> "VariantTexts":
+        """Labelled samples as tensors."""
+        study = materials.study
+        shape = fresh_guide(materials)
+        shared = (shape, materials.reader, materials.oracle, study.data, study.train.seed)
+        cut = 1 - float(samples.array("finished").mean())
+        return cls(prepare_guide_texts(samples, *shared), cut)
+
+
 def train_variant(
-    clock: Clock, materials: Materials, samples: Samples, variant: GuideVariant, seconds: float, folder: Path
+    clock: Clock,
+    materials: Materials,
+    ready: VariantTexts,
+    variant: GuideVariant,
+    seconds: float,
+    folder: Path,
 ) -> dict[str, Any]:
     """Train a guide on labelled samples and save it in `folder`/guide; returns how it went."""
-    cut = 1 - float(samples.array("finished").mean())
-    steps = plan_steps(materials, samples, variant, seconds, folder)
+    steps = plan_steps(materials, ready, variant, seconds, folder)
     clock.say(f"  {steps} steps in {seconds:.0f} s")
-    guide = fresh_guide(materials, cut)
+    guide = fresh_guide(materials, ready.cut_share)
 
     def show(step: int, row: dict[str, float]) -> None:
         if step == 1 or step % _SHOWN == 0 or "held_out_loss" in row:
             held = f", held out {row['held_out_loss']:.4f}" if "held_out_loss" in row else ""
             clock.say(f"  {step}/{steps}: {row['loss']:.4f}{held}")
 
-    summary = train_guide(
+    summary = train_on(
+        ready.texts,
         guide,
         materials.reader,
         materials.oracle,
-        samples,
         folder / "guide",
-        materials.study.data,
         training_config(materials, variant, steps),
+        calibrated=materials.study.data.calibrate,
         on_step=show,
     )
     facts = summary.describe()
@@ -93,34 +111,29 @@ def train_variant(
 
 
 def plan_steps(
-    materials: Materials, samples: Samples, variant: GuideVariant, seconds: float, folder: Path
+    materials: Materials, ready: VariantTexts, variant: GuideVariant, seconds: float, folder: Path
 ) -> int:
     """Steps that fit into the time; settled once, so that a run that is taken up has the same ones."""
     path = folder / "plan.json"
     if not path.is_file():
         most = materials.study.train.steps
-        a_step = seconds_a_step(materials, samples, variant)
+        a_step = seconds_a_step(materials, ready, variant)
         fitting = most if seconds == float("inf") else int(seconds / a_step)
         write_json(path, {"steps": max(min(_FEWEST, most), min(most, fitting)), "seconds_a_step": a_step})
     return int(read_json(path)["steps"])
 
 
-def seconds_a_step(materials: Materials, samples: Samples, variant: GuideVariant) -> float:
-    """How long a step takes, by a few of them on a few of the texts, with a guide of their own."""
-    guide = fresh_guide(materials)
-    bits = guide.config.progress_bits
-    some = samples.filter(np.arange(len(samples)) < _PROBED)
-    data = TrainingData.from_samples(
-        some,
-        materials.reader,
-        progress_bits=bits,
-        both_labels=False,
-        part_names=part_names(guide, materials.oracle),
-    )
-    data.keep_states(materials.reader)
+def seconds_a_step(materials: Materials, ready: VariantTexts, variant: GuideVariant) -> float:
+    """How long a step takes, by a few of them with a guide of their own."""
     times: list[float] = []
     config = replace(training_config(materials, variant, _PROBE), evaluate_every=0, save_every=0)
-    train(guide, materials.reader, data, config, on_step=lambda step, row: times.append(time.perf_counter()))
+    train(
+        fresh_guide(materials),
+        materials.reader,
+        ready.texts.learned,
+        config,
+        on_step=lambda step, row: times.append(time.perf_counter()),
+    )
     half = len(times) // 2
     return (times[-1] - times[half]) / (len(times) - 1 - half)
 

@@ -13,6 +13,7 @@ import gzip
 import json
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,24 +21,24 @@ from typing import Any
 
 import neighbours  # noqa: F401  (finds the clock and the stages of the CommonGen recipe)
 import numpy as np
+from drawn_texts import Chunk, draw_chunks, read_chunks
 from fudge_texts import Fudge
-from guide_variants import fresh_guide, share_time, train_variant
+from guide_variants import VariantTexts, fresh_guide, share_time, train_variant
 from packing import pack_in_pieces
 from progress_log import Clock, Stages
 from results_envelope import envelope
 from score_formality import score_run
+from side_work import TextMaker, Workers, label_folder
 from table_settings import GuideVariant, TableSettings, read_table
 from table_texts import BEAM, GREEDY, SAMPLE, Lines, Row, best_of_texts, search_texts, verified_texts
 
-from nado.drawing import draw
 from nado.errors import InputError, NadoError
 from nado.guidance import Guidance
 from nado.guide import Guide
 from nado.guide_files import load_guide
-from nado.oracles import audit
+from nado.oracles import audit, load_oracle
 from nado.proposals import tempered
-from nado.sample_labels import label_samples
-from nado.samples import Samples, read_samples
+from nado.samples import Samples
 from nado.storage import digest_json, write_bytes, write_json
 from nado.study import Study, read_study
 from nado.study.materials import Materials, digest_base, digest_prompts
@@ -45,18 +46,24 @@ from nado.study.sections import describe_section
 from nado.study.systems import System, read_texts, save_texts
 from nado.versions import versions
 
+SOURCES, ORACLE = "sources.jsonl", "oracle"  # in the prepared folder
 BASE, BEST_OF, FUDGE, VERIFIED = "base", "best_of", "fudge", "verified"
 # Seconds kept free before the deadline: for a line of the table, for a guide's own files, for the rest.
 _ROW_SECONDS = {GREEDY: 8.0, BEAM: 25.0, SAMPLE: 20.0}
 _FILE_SECONDS = 12.0
 _LAST_SECONDS = 30.0
+_CHUNK = 16_384  # texts that are labelled together
 
 
 class Run:
     """One call of the script."""
 
-    def __init__(self, study: Study, table: TableSettings, work: Path, output: Path, clock: Clock) -> None:
+    def __init__(
+        self, study: Study, table: TableSettings, work: Path, output: Path, clock: Clock, workers: Workers
+    ) -> None:
         self.study, self.table, self.output, self.clock = study, table, output, clock
+        self.workers = workers
+        self.labels: dict[float, list[Future[float]]] = {}
         self.materials = Materials(study)
         inputs = [
             digest_base(study.base),
@@ -68,6 +75,7 @@ class Run:
         self.lines: dict[str, dict[str, Any]] = {}
         self.left_out: dict[str, str] = {}
         self._texts: dict[str, dict[str, str]] = {}
+        self._ready: tuple[float, VariantTexts] | None = None
 
     def run(self) -> None:
         """Everything; what was found so far is on disk after every step."""
@@ -75,9 +83,11 @@ class Run:
         self.clock.say(
             f"{len(tasks.training):,} sources, {len(tasks.held_out):,} of the test, {self.clock.device}"
         )
+        for temperature in self.table.temperatures:
+            self.draw(temperature)
         self.decode_base()
         for temperature in self.table.temperatures:
-            self.sample(temperature)
+            self.label(temperature)
         self.audit()
         self.decode_fudge()
         self.write()
@@ -90,42 +100,52 @@ class Run:
 
     # --- samples ----------------------------------------------------------------------------------------
 
-    def sample(self, temperature: float) -> None:
-        """Draw at a temperature and label, prefixes too."""
-        study, materials = self.study, self.materials
+    def draw(self, temperature: float) -> None:
+        """Draw at a temperature; labels, also of prefixes, are on their way when this returns."""
+        prompts, settings = self.materials.tasks.training, self.study.draw
+        size = max(1, _CHUNK // settings.samples_per_prompt)
+        chunks = [
+            Chunk(prompts[at : at + size], settings.samples_per_prompt) for at in range(0, len(prompts), size)
+        ]
 
         def work(folder: Path) -> dict[str, Any]:
-            draw(
-                materials.base,
-                materials.tasks.training,
+            self.labels[temperature] = draw_chunks(
+                self.clock,
+                self.materials.base,
+                chunks,
                 folder,
-                samples_per_prompt=study.draw.samples_per_prompt,
+                self._hand_in,
+                seed=settings.seed,
+                batch=settings.batch_size,
                 proposal=tempered(temperature),
-                seed=study.draw.seed,
-                batch_size=study.draw.batch_size,
             )
-            self.clock.say("  drawn")
-            samples = label_samples(
-                folder,
-                materials.oracle,
-                model=materials.base if materials.prefixes else None,
-                prefixes=materials.prefixes,
-                parts=study.label.parts,
-                workers=study.label.workers,
-                batch_size=study.label.batch_size,
-            )
-            return describe_samples(samples)
+            return {"chunks": len(chunks)}
 
-        config = {
-            "draw": describe_section(study.draw),
-            "temperature": temperature,
-            "prefixes": materials.prefixes,
-        }
-        self.stages.run(_samples_name(temperature), config, [], work)
+        config = {"draw": describe_section(settings), "temperature": temperature}
+        self.stages.run(_drawn_name(temperature), config, [], work)
+
+    def label(self, temperature: float) -> None:
+        """Wait for the labels; say what was drawn."""
+
+        def work(folder: Path) -> dict[str, Any]:
+            waiting = self.labels.get(temperature)
+            if waiting is None:  # drawn by an earlier call
+                places = sorted((self.stages.folder / _drawn_name(temperature)).glob("chunk-*"))
+                waiting = [self._hand_in(each) for each in places]
+            for each in waiting:
+                each.result()
+            return describe_samples(self.samples(temperature))
+
+        config = {"prefixes": self.materials.prefixes}
+        self.stages.run(_samples_name(temperature), config, [_drawn_name(temperature)], work)
+
+    def _hand_in(self, place: Path) -> "Future[float]":
+        maker = TextMaker(self.materials.base) if self.materials.prefixes else None
+        return self.workers.submit(label_texts, place, self.study.oracle, maker)
 
     def samples(self, temperature: float) -> Samples:
         """Labelled samples that were drawn at a temperature."""
-        return read_samples(self.stages.folder / _samples_name(temperature))
+        return read_chunks(self.stages.folder / _drawn_name(temperature))
 
     def audit(self) -> None:
         """What the oracle really answers to, on texts of p."""
@@ -146,8 +166,8 @@ class Run:
 
         def work(folder: Path) -> dict[str, Any]:
             seconds = share_time(self.clock, several, self.reserve(waiting))
-            samples = self.samples(variant.temperature)
-            return train_variant(self.clock, self.materials, samples, variant, seconds, folder)
+            ready = self.ready(variant.temperature)
+            return train_variant(self.clock, self.materials, ready, variant, seconds, folder)
 
         config = {
             "guide": describe_section(self.study.guide),
@@ -156,6 +176,14 @@ class Run:
             "consistency_weight": variant.consistency_weight,
         }
         self.stages.run(f"guide-{name}", config, [_samples_name(variant.temperature)], work)
+
+    def ready(self, temperature: float) -> VariantTexts:
+        """What guides of a temperature learn from; that of another one makes room for it."""
+        if self._ready is None or self._ready[0] != temperature:
+            self._ready = None
+            found = VariantTexts.prepare(self.materials, self.samples(temperature))
+            self._ready = (temperature, found)
+        return self._ready[1]
 
     def reserve(self, waiting: Sequence[str]) -> float:
         """Seconds that everything but training will take from now on."""
@@ -297,6 +325,15 @@ class Run:
         write_bytes(self.output / "texts.jsonl.gz", packed)
 
 
+def label_texts(folder: Path, oracle: dict[str, Any], model: TextMaker | None) -> float:
+    """Label a folder of samples, in any process: the oracle is made there, from its section of the study."""
+    return label_folder(folder, load_oracle(oracle), model)
+
+
+def _drawn_name(temperature: float) -> str:
+    return f"draws-{temperature:.3g}"
+
+
 def _samples_name(temperature: float) -> str:
     return f"samples-{temperature:.3g}"
 
@@ -343,11 +380,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """All stages, one after the other."""
     options = _parse(arguments)
     try:
-        study = read_study(options.study, options.settings)
+        there = {"prompts.file": options.prepared / SOURCES, "oracle.folder": options.prepared / ORACLE}
+        prepared = [f"{name}={path.absolute()}" for name, path in there.items()]
+        study = read_study(options.study, [*prepared, *options.settings])
         require_prepared(study, options.prepared)
-        study = replace(study, label=replace(study.label, workers=max(1, options.workers)))
         clock = Clock(options.output / "run.log", deadline=options.deadline)
-        Run(study, read_table(options.table), options.work, options.output, clock).run()
+        with Workers(options.workers) as workers:
+            Run(study, read_table(options.table), options.work, options.output, clock, workers).run()
         if options.keep:
             pack_in_pieces(
                 options.work / f"guide-{options.keep}" / "guide", options.output, f"guide-{options.keep}"
@@ -381,7 +420,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
     parser.add_argument("--keep", default="", help="a guide that is put into OUT, in pieces of 15 MiB")
-    parser.add_argument("--workers", type=int, default=1, help="processes that ask the oracle")
+    parser.add_argument("--workers", type=int, default=0, help="processes that label")
     parser.add_argument(
         "--no-score", dest="score", action="store_false", help="score later: score_formality.py"
     )

@@ -9,6 +9,7 @@ in pieces of at most 15 MiB (`cat base.tar.* | tar x` puts it together) and what
 
 import argparse
 import sys
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -24,6 +25,7 @@ from translator import (
     Pairs,
     TranslatorSettings,
     build_translator,
+    mean_loss,
     save_translator,
     train_translator,
     translate,
@@ -35,6 +37,7 @@ from nado.metrics import sacre_bleu
 from nado.storage import digest_file, digest_json, write_json
 
 LENGTH_LIMIT = 72
+_HELD_OUT = 100  # one English sentence of so many is not learned from, with all its pairs
 _RESERVED = 90.0  # seconds kept before the deadline for measuring and saving
 
 
@@ -82,9 +85,9 @@ def train_stage(clock: Clock, corpus: Path, settings: TranslatorSettings, folder
     """Train for as long as there is time; returns how it went."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(corpus / "tokenizer")
     records = read_records(corpus / "pairs.jsonl.gz", "pairs")
-    sides = [tokenizer([each[side] for each in records])["input_ids"] for side in ("es", "en")]
-    pairs = Pairs(sides, clock.device)
-    clock.say(f"{len(pairs):,} pairs, {sum(map(len, sides[1])):,} English tokens, {clock.device}")
+    pairs, held_out = (Pairs(sides, clock.device) for sides in split_pairs(tokenizer, records))
+    english = int(pairs.lengths[1].sum())
+    clock.say(f"{len(pairs):,} pairs, {english:,} English tokens, {len(held_out):,} held out, {clock.device}")
     model: Any = build_translator(settings, len(tokenizer)).to(clock.device)  # type: ignore[arg-type]
     parameters = sum(each.numel() for each in model.parameters())
     seconds = min(settings.seconds, max(10.0, clock.left - _RESERVED))
@@ -95,9 +98,20 @@ def train_stage(clock: Clock, corpus: Path, settings: TranslatorSettings, folder
         seconds=seconds,
         report=lambda step, loss: clock.say(f"  {step}: {loss:.3f}"),
     )
+    facts["held_out_loss"] = mean_loss(model, held_out, settings.tokens)
     save_translator(model, tokenizer, folder / "model")
     passes = facts["tokens"] / max(1, int(pairs.lengths[0].sum()))
     return {**facts, "parameters": parameters, "pairs": len(pairs), "passes": round(passes, 1)}
+
+
+def split_pairs(tokenizer: Any, records: Sequence[dict[str, str]]) -> tuple[list[Any], list[Any]]:
+    """Tokens of both sides, of pairs to learn from and to be judged by; no sentence is in both."""
+    digests = [zlib.crc32(each["en"].lower().encode()) % _HELD_OUT for each in records]
+    parts = []
+    for held in (False, True):
+        chosen = [each for each, digest in zip(records, digests, strict=True) if (digest == 0) == held]
+        parts.append([tokenizer([each[side] for each in chosen])["input_ids"] for side in ("es", "en")])
+    return parts[0], parts[1]
 
 
 def score_stage(clock: Clock, corpus: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import neighbours  # noqa: F401  (finds the training loop of the tiny recipe)
 import torch
-from learning import Schedule, learn
+from learning import Schedule, half, learn
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
@@ -30,12 +30,12 @@ class TranslatorSettings:
     decoder_layers: int = 4
     heads: int = 6
     feed_forward: int = 1536
-    dropout: float = 0.3
+    dropout: float = 0.1  # with 0.3 it hardly learns to look at its source (benchmarks/LOG.md)
     label_smoothing: float = 0.1
-    rate: float = 7e-4
-    warm_up: int = 1500
+    rate: float = 1e-3
+    warm_up: int = 1000
     decay: float = 0.01
-    tokens: int = 16_384  # of the longer side of a batch, padding included
+    tokens: int = 32_768  # of the longer side of a batch, padding included
     seconds: float = 330.0
     steps: int = 0  # train this many instead
     seed: int = 0
@@ -154,14 +154,8 @@ def train_translator(
     """Train the model in place, for a number of steps or of seconds."""
 
     def loss_of(batch: Any) -> Tensor:
-        output = model(
-            input_ids=batch.tokens,
-            attention_mask=batch.mask,
-            decoder_input_ids=batch.inputs,
-            use_cache=False,
-        )
         return cross_entropy(
-            output.logits.flatten(0, 1).float(),  # (B·T, V)
+            _logits(model, batch).flatten(0, 1).float(),  # (B·T, V)
             batch.labels.flatten(),
             ignore_index=_IGNORED,
             label_smoothing=settings.label_smoothing,
@@ -173,6 +167,32 @@ def train_translator(
     with torch.random.fork_rng(devices=cuda):  # of dropout
         torch.manual_seed(settings.seed)
         return learn(model, source, loss_of, schedule, decay=settings.decay, report=report)
+
+
+@torch.no_grad()
+def mean_loss(model: Any, pairs: Pairs, tokens: int) -> float:
+    """Mean loss a token of pairs, without smoothing: what says whether more training would help."""
+    total, count, seen = 0.0, 0, 0
+    source = pairs.batches(tokens, torch.Generator().manual_seed(0))
+    while seen < len(pairs):
+        batch = next(source)
+        seen += len(batch.tokens)
+        with half(batch.tokens.device):
+            logits = _logits(model, batch)
+        labels = batch.labels.flatten()
+        total += float(
+            cross_entropy(logits.flatten(0, 1).float(), labels, ignore_index=_IGNORED, reduction="sum")
+        )
+        count += int((labels != _IGNORED).sum())
+    return total / max(1, count)
+
+
+def _logits(model: Any, batch: Any) -> Tensor:
+    """(B, T, V)."""
+    output = model(
+        input_ids=batch.tokens, attention_mask=batch.mask, decoder_input_ids=batch.inputs, use_cache=False
+    )
+    return torch.as_tensor(output.logits)
 
 
 def save_translator(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -126,32 +126,65 @@ def train_guide(
     on_step: StepListener | None = None,
 ) -> TrainingSummary:
     """Train a guide on labelled samples and save it in `folder`; after an interruption it goes on."""
-    kept, held = hold_out(samples, data.held_out, config.seed)
+    texts = prepare_guide_texts(samples, guide, reader, oracle, data, config.seed)
+    return train_on(texts, guide, reader, oracle, folder, config, calibrated=data.calibrate, on_step=on_step)
+
+
+@dataclass(frozen=True)
+class GuideTexts:
+    """Labelled samples ready to learn from and to be judged by, for any guide with as many progress bits."""
+
+    samples: Samples  # that texts are written for, where a guide in training is measured
+    held: Samples | None  # held out, as they are saved with a guide
+    learned: TrainingData
+    judged: TrainingData | None
+
+
+def prepare_guide_texts(
+    samples: Samples, guide: Guide, reader: HuggingFaceReader, oracle: Oracle, data: DataConfig, seed: int
+) -> GuideTexts:
+    """Samples as tensors, some held out, with the base's states beside them where there is room."""
+    kept, held = hold_out(samples, data.held_out, seed)
     learned = prepare_texts(kept, guide, reader, oracle, data)
     judged = None if held is None else prepare_texts(held, guide, reader, oracle, data, both_labels=False)
     if keeps_states(data, learned, reader):
         for each in (learned, judged):
             if each is not None:
                 each.keep_states(reader)
+    return GuideTexts(held or kept, held, learned, judged)
+
+
+def train_on(
+    texts: GuideTexts,
+    guide: Guide,
+    reader: HuggingFaceReader,
+    oracle: Oracle,
+    folder: Path,
+    config: TrainingConfig,
+    *,
+    calibrated: bool = True,
+    on_step: StepListener | None = None,
+) -> TrainingSummary:
+    """Train a guide on texts made ready for it, and save it in `folder`."""
     summary = train(
         guide,
         reader,
-        learned,
+        texts.learned,
         config,
-        held_out=judged,
+        held_out=texts.judged,
         folder=folder / "checkpoints",
         on_step=on_step,
-        measure=measure_satisfaction(reader, oracle, held or kept) if config.measure_every else None,
+        measure=measure_satisfaction(reader, oracle, texts.samples) if config.measure_every else None,
     )
     table = None
-    if judged is not None and data.calibrate and not config.warm_up:
-        table = calibrate_guide(guide, reader, config, judged)
+    if texts.judged is not None and calibrated and not config.warm_up:
+        table = calibrate_guide(guide, reader, config, texts.judged)
     save_guide(
         guide,
         folder,
         summary=summary,
         calibration=table,
-        held_out=held,
+        held_out=texts.held,
         part_names=part_names(guide, oracle),
     )
     return summary
