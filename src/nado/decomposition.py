@@ -45,8 +45,10 @@ def at_least_float32(values: Tensor) -> Tensor:
 def log_one_minus(log_r: Tensor) -> Tensor:
     """log(1 − R), accurate at both ends and with finite gradients; values above 0 count as 0."""
     log_r = at_least_float32(log_r).clamp(max=0.0)
-    is_one = log_r == 0.0
     near_one = log_r > -math.log(2.0)
+    if not (log_r.requires_grad and torch.is_grad_enabled()):  # where texts are written: half the passes
+        return torch.where(near_one, torch.log(-torch.expm1(log_r)), torch.log1p(-torch.exp(log_r)))
+    is_one = log_r == 0.0
     # Each branch sees only inputs where its own gradient is finite: `where` would otherwise multiply
     # the infinite gradient of the branch not taken by zero.
     close = torch.where(near_one & ~is_one, log_r, -1.0)
@@ -62,8 +64,8 @@ def mend_log_odds(log_odds: Tensor, scale: float, offset: float, sure_scale: flo
     with one scale for both, R = 0.0007 became 0.008, and texts ended in vain. Rises with the log-odds for any
     scales above 0.
     """
-    middle, rest = split_log_odds(log_odds)
-    return scale * middle + sure_scale * rest + offset
+    middle, _ = split_log_odds(log_odds)
+    return torch.add(sure_scale * log_odds, middle, alpha=scale - sure_scale) + offset
 
 
 def split_log_odds(log_odds: Tensor) -> tuple[Tensor, Tensor]:

@@ -79,11 +79,13 @@ def guide_step(
     soft: SoftCoefficients | None = None,
     stops: Tensor | None = None,
     eos_id: int | None = None,
+    exact: Tensor | None = None,
 ) -> GuidedStep:
     """q from p and the guide's R, both (..., V).
 
     `soft` are a soft rate's coefficients, made once a text by `begin_soft`. `stops` (...) are the oracle's
-    answers about the texts as they stand, for an exact end: they replace R(EOS).
+    answers about the texts as they stand, for an exact end: they replace R(EOS), in rows that are `exact`
+    (...) where not all of them are to end so.
     """
     log_r = at_least_float32(log_r)
     if guidance.soft:
@@ -99,11 +101,14 @@ def guide_step(
     assert eos_id is not None
     # After the strength: 0 leaves the guide out, not the oracle.
     ends = torch.arange(log_r.shape[-1], device=log_r.device) == eos_id
+    answered = ends if exact is None else ends & exact.unsqueeze(-1)
     answers = torch.where(stops, 0.0, -math.inf).to(log_r.dtype)
-    factor = torch.where(ends, answers.unsqueeze(-1), factor)
+    factor = torch.where(answered, answers.unsqueeze(-1), factor)
     log_q, log_s = guided_distribution(log_p, factor)
-    lost = torch.isneginf(log_s).unsqueeze(-1)
-    return GuidedStep(torch.where(lost, _going_on(log_q, ends), log_q), log_s, factor)
+    lost = torch.isneginf(log_s) if exact is None else torch.isneginf(log_s) & exact
+    if lost.device.type == "cpu" and not bool(lost.any()):  # a GPU would have to wait for the answer
+        return GuidedStep(log_q, log_s, factor)
+    return GuidedStep(torch.where(lost.unsqueeze(-1), _going_on(log_q, ends), log_q), log_s, factor)
 
 
 def _going_on(log_p: Tensor, ends: Tensor) -> Tensor:

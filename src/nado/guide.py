@@ -20,7 +20,7 @@ from transformers import Cache, LlamaConfig, LlamaModel, PretrainedConfig, PreTr
 
 from nado import __version__
 from nado.composition import Composable
-from nado.decomposition import close_at_limit, log_one_minus, mend_log_odds
+from nado.decomposition import close_at_limit, mend_log_odds
 from nado.errors import InputError, MismatchError
 from nado.heads import Head, HeadKind, Matrix, Scores, Step
 from nado.reading import Reader
@@ -395,13 +395,14 @@ class Guide(Composable, PreTrainedModel):
 
         `logits` (N, V) are `scores.logits()` where they were made together with the base's own.
         """
-        log_r = self.head.log_r(scores, log_p, logits)
-        if self.config.calibration != UNCALIBRATED:
-            mended = mend_log_odds(log_r - log_one_minus(log_r), *self.config.calibration)
-            log_r = nn.functional.logsigmoid(mended)
+        mend = None if self.config.calibration == UNCALIBRATED else self._mend
+        log_r = self.head.log_r(scores, log_p, logits, mend)
         if self.config.completion == "limit":
             return log_r
         return close_at_limit(log_r, self.config.eos_id, generated == self.config.length_limit - 1)
+
+    def _mend(self, log_odds: Tensor) -> Tensor:
+        return mend_log_odds(log_odds, *self.config.calibration)
 
     def reduce(
         self, scores: Scores, base_logits: Callable[[slice], Tensor], chosen: Tensor, generated: Tensor

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from torch.utils.checkpoint import checkpoint
 
+from nado.decomposition import log_one_minus
+
 HeadKind = Literal["sigmoid", "norm"]
 Matrix = Literal["tied", "low_rank", "own"]
 
@@ -98,12 +100,24 @@ class Head(nn.Module):
             matrix = self.mixer(matrix.to(self.mixer.weight.dtype))
         return Scores(self.vector(features), self.bias(features).squeeze(-1).float(), matrix)
 
-    def log_r(self, scores: Scores, log_p: Tensor, logits: Tensor | None = None) -> Tensor:
-        """log R of every next token, at most 0: (N, V). `logits` are the scores' own, if at hand."""
+    def log_r(
+        self,
+        scores: Scores,
+        log_p: Tensor,
+        logits: Tensor | None = None,
+        mend: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """log R of every next token, at most 0: (N, V). `logits` are the scores' own, if at hand.
+
+        `mend` calibrates log-odds. A sigmoid has them before it has R: there and back takes as long as both
+        vocabulary products of a small base.
+        """
         logits = scores.logits() if logits is None else logits.float()
         if self.kind == "sigmoid":
-            return logsigmoid(logits + scores.biases[:, None])
-        return _norm_log_r(logits, scores.biases, log_p).clamp(max=0.0)
+            log_odds = logits + scores.biases[:, None]
+            return logsigmoid(log_odds if mend is None else mend(log_odds))
+        log_r = _norm_log_r(logits, scores.biases, log_p).clamp(max=0.0)
+        return log_r if mend is None else logsigmoid(mend(log_r - log_one_minus(log_r)))
 
     def reduce(
         self,

@@ -260,12 +260,9 @@ class VoicedModel(GuidedLanguageModel):
         ends = state.exact & ~state.done
         if stops is None or not bool(ends.any()):
             return guide_step(log_p, factor, Guidance())
-        exact = guide_step(log_p, factor, Guidance(exact_end=True), stops=stops, eos_id=self.eos_id)
-        if bool((ends | state.done).all()):
-            return exact
-        open_end = guide_step(log_p, factor, Guidance())
-        pairs = zip(exact, open_end, strict=True)
-        return GuidedStep(*(torch.where(_as_column(ends, one), one, two) for one, two in pairs))
+        return guide_step(
+            log_p, factor, Guidance(exact_end=True), stops=stops, eos_id=self.eos_id, exact=ends
+        )
 
     def _ask(self, state: GuidedState) -> tuple[Tensor | None, Tensor | None]:
         """The guides' progress side by side (B, bits), and whether all oracles in use let a text end (B,)."""
@@ -333,10 +330,6 @@ def as_oracle_error(oracle: Oracle, error: Exception) -> NadoError:
 
 def _named(own: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(("strengths", "rates", "exact", "log_r"), own, strict=True))
-
-
-def _as_column(flags: Tensor, like: Tensor) -> Tensor:
-    return flags[:, None] if like.ndim == 2 else flags
 
 
 def _widen(known: Known, width: int, parts: int) -> Known:
