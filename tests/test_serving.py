@@ -4,6 +4,7 @@ import queue
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from nado.drawing import draw_rows
 from nado.errors import InfeasibleError, InputError, OracleError
 from nado.exact_sampling import verified
 from nado.guidance import Guidance
+from nado.guide import Conditions
 from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel
 from nado.huggingface.reading import HuggingFaceReader
@@ -25,8 +27,9 @@ from nado.prompts import Prompt
 from nado.proposals import Proposal
 from nado.serving.engine import Engine, QueueFullError, StoppingError, same_in_any_place, widest_prompt
 from nado.serving.jobs import Answer, DeadlineError, Delta, Event, Failure, Job, ServingConfig
-from nado.serving.joining import group, rows_together
+from nado.serving.joining import group, measure, rows_together
 from nado.serving.models import ServedModel, default_sources
+from nado.serving.pool import Row
 from nado.serving.text_stream import TextStream
 from nado.serving.voices import Member, Voice
 from nado.tiny import locate_guide
@@ -255,6 +258,47 @@ def test_rows_are_read_together_only_if_their_sizes_are_equal() -> None:
     assert group([(3, 2)] * 10, 8) == [list(range(8)), [8, 9]]
     assert [rows_together((tokens,), 64) for tokens in (1, 32, 33, 64, 200, 1000)] == [8, 8, 4, 4, 1, 1]
     assert rows_together((1,), 3) == 2
+
+
+def test_sizes_are_rounded_up_but_never_past_the_room_there_is(served: ServedModel) -> None:
+    members = served.members[:1]
+    short, longer = "a man sees", " ".join(["a"] * 23)
+    one, other = (measure(served.base, members, prompt, "ball, park", 24) for prompt in (short, longer))
+    assert one == (8, 8, 8)  # the prompt, the condition, the names of its parts
+    assert other == (24, 8, 8)
+    assert measure(served.base, members, longer, "ball", 23)[0] == 23
+
+
+def test_padding_a_condition_changes_nothing_but_its_size(reader: HuggingFaceReader) -> None:
+    guide = random_guide(reader, 0, progress_bits=4, named_parts=True)
+    plain = Conditions.encode(reader, ["ball, park", "dog"], ORACLE.progress_names)
+    wide = plain.rounded(8, 4)
+    assert wide.tokens.shape == (2, 8)
+    assert wide.parts is not None
+    assert wide.parts.shape == (2, 4, 8)
+    states, last = torch.randn(2, 3, reader.state_size), torch.full((2, 3), 5)
+    left, progress = torch.full((2, 3), 4), torch.zeros(2, 3, 4, dtype=torch.int8)
+    with torch.no_grad():
+        features = [guide.features(states, last, left, each, progress) for each in (plain, wide)]
+    assert torch.allclose(*features, atol=1e-5)
+
+
+def test_new_rows_wait_a_few_steps_for_company_but_not_on_an_idle_server(served: ServedModel) -> None:
+    engine = Engine(served, replace(CONFIG, batch_size=16))
+    pool = engine._pool(("first",))
+    with torch.inference_mode():
+        pool.waiting.append(Row(make_job(), 0))
+        pool.advance()
+        assert pool.running == 1
+        pool.waiting.append(Row(make_job(seed=1), 0))
+        running = []
+        for _ in range(4):
+            pool.advance()
+            running.append(pool.running)
+        assert running == [1, 1, 1, 2]
+        pool.waiting.extend(Row(make_job(seed=seed), 0) for seed in range(2, 10))
+        pool.advance()
+        assert pool.running == 10  # as many as a pass takes do not wait
 
 
 def test_a_text_is_the_same_in_every_place_of_a_batch(engine: Engine) -> None:

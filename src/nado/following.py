@@ -81,8 +81,9 @@ class _Rows:
 class GuideFollower:
     """A guide, or a formula over guides, as a follower."""
 
-    def __init__(self, formula: Composable, oracle: Oracle | None = None) -> None:
-        self.formula, self.guides = formula, leaves(formula)
+    def __init__(self, formula: Composable, oracle: Oracle | None = None, *, rounding: int = 1) -> None:
+        """Conditions are padded to multiples of `rounding` tokens: their tensors then have few shapes."""
+        self.formula, self.guides, self._rounding = formula, leaves(formula), rounding
         self._names = None if oracle is None else oracle.progress_names
         for guide in self.guides:
             if guide.reader is None:
@@ -160,7 +161,10 @@ class GuideFollower:
         """What a guide knows of conditions, their keys and values, and their lengths."""
         assert guide.reader is not None
         names = self._names if guide.config.named_parts else None
-        known = guide.know(Conditions.encode(guide.reader, conditions, names))
+        encoded = Conditions.encode(guide.reader, conditions, names)
+        if self._rounding > 1:
+            encoded = encoded.rounded(self._rounding, guide.config.progress_bits)
+        known = guide.know(encoded)
         lengths = known.mask.sum(dim=-1)
         if not guide.attentive:
             return known, None, lengths

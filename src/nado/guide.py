@@ -128,11 +128,33 @@ class Conditions:
         shape = (len(names), most, -1)
         return cls(tokens, mask, parts.view(shape), parts_mask.view(shape))
 
+    def rounded(self, step: int, parts: int) -> "Conditions":
+        """The same, padded to multiples of `step` tokens and to as many parts."""
+        width = round_up(self.tokens.shape[1], step)
+        tokens, mask = (_widen_left(each, width) for each in (self.tokens, self.mask))
+        if self.parts is None or self.parts_mask is None:
+            return Conditions(tokens, mask)
+        names = []
+        for each in (self.parts, self.parts_mask):
+            wide = _widen_left(each, round_up(each.shape[2], step))
+            names.append(nn.functional.pad(wide, (0, 0, 0, max(0, parts - wide.shape[1]))))
+        return Conditions(tokens, mask, *names)
+
     def rows(self, index: Tensor) -> "Conditions":
         """Some rows."""
         if self.parts is None or self.parts_mask is None:
             return Conditions(self.tokens[index], self.mask[index])
         return Conditions(self.tokens[index], self.mask[index], self.parts[index], self.parts_mask[index])
+
+
+def round_up(count: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-count // step) * step
+
+
+def _widen_left(values: Tensor, width: int) -> Tensor:
+    """(…, width), zeros on the left."""
+    return nn.functional.pad(values, (width - values.shape[-1], 0))
 
 
 def _pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -244,8 +244,8 @@ class CausalModel(HuggingFaceModel):
     def _read(self, prompts: list[str]) -> _Prefilled:
         return self._read_rows(self.encode(prompts), {prompt: at for at, prompt in enumerate(prompts)})
 
-    def _read_rows(self, rows: list[list[int]], places: dict[str, int]) -> _Prefilled:
-        ids, mask = self._pad_left(rows)
+    def _read_rows(self, rows: list[list[int]], places: dict[str, int], width: int = 0) -> _Prefilled:
+        ids, mask = self._pad_left(rows, width)
         cache = DynamicCache(config=self.model.config)
         logits, hidden = self._run(ids, mask.long(), _positions(mask), cache, keep=1)
         stacked = stack_states(cache) if self._has_slots else None

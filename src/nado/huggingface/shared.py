@@ -191,9 +191,9 @@ class HuggingFaceModel:
         """The same for one row, in one plain forward pass: (1, V)."""
         raise NotImplementedError
 
-    def _pad_left(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Token ids (B, P) and a bool mask (B, P). What stands in padded places is masked everywhere."""
-        width = max(len(row) for row in rows)
+    def _pad_left(self, rows: list[list[int]], width: int = 0) -> tuple[Tensor, Tensor]:
+        """Token ids and a bool mask (B, P), P at least `width`. Padded places are masked everywhere."""
+        width = max(width, *(len(row) for row in rows))
         ids = torch.tensor([[self.eos_id] * (width - len(row)) + row for row in rows])
         lengths = torch.tensor([len(row) for row in rows])
         mask = torch.arange(width)[None, :] >= width - lengths[:, None]

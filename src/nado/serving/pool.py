@@ -16,19 +16,21 @@ import torch
 from torch import Tensor
 
 from nado.exact_sampling.writing import number_texts
+from nado.guide import round_up
 from nado.huggingface import CausalModel
 from nado.labeling import label
 from nado.noise import sample, uniforms
 from nado.oracles.protocol import Oracle
 from nado.serving.jobs import Answer, DeadlineError, Delta, Job, Reason, ServingConfig, TokenRecord
-from nado.serving.joining import Shape, group, measure, read_ahead, rows_together
+from nado.serving.joining import ROWS, Shape, group, measure, read_ahead, rows_together
 from nado.serving.text_stream import TextStream
-from nado.serving.voices import VoicedModel, VoicedState, as_oracle_error, join_oracles
+from nado.serving.voices import ROUNDING, VoicedModel, VoicedState, as_oracle_error, join_oracles
 
 log = logging.getLogger(__name__)
 
 END = "⟨end⟩"  # how a choice of EOS is written
 _ADMITTED_SHARE = 2  # at most half of the rows begin between two steps: those under way must not starve
+_PATIENCE = 3  # steps that a new row waits for others to be read with, while texts are being written
 _MOST_TOP = 20  # alternatives that a request may ask for
 
 Ending = Literal["eos", "stop", "limit", "cut"]  # itself, a stop sequence, at L, at the client's max_tokens
@@ -97,7 +99,8 @@ class Pool:
         self._coming: list[Row] = []  # taken from the queue, not yet in a place
         self.rows: list[Row | None] = [None] * config.batch_size
         self.used = 0.0  # when it last had something to do
-        self._widest = widest
+        self._widest, self._most_tokens = widest, len(self.base.encode([widest])[0])
+        self._patience = 0  # steps that rows have waited while others were being written
         self._state: VoicedState | None = None
         size, limit = config.batch_size, model.length_limit
         self._noise = torch.full((size, limit), 0.5, dtype=torch.float64, device=model.device)
@@ -158,11 +161,15 @@ class Pool:
     def _admit(self) -> None:
         """Begin waiting rows in free places."""
         free = [slot for slot, row in enumerate(self.rows) if row is None]
+        if not self._worth_reading(len(free)):
+            return
         count = min(len(free), len(self.waiting), max(1, len(self.rows) // _ADMITTED_SHARE))
         self._coming = coming = [self.waiting.popleft() for _ in range(count)]
         for row in coming:
             if not row.shape:
-                row.shape = measure(self.base, self.model.members, row.prompt, row.condition)
+                row.shape = measure(
+                    self.base, self.model.members, row.prompt, row.condition, self._most_tokens
+                )
         for places in group([row.shape for row in coming], len(self.rows)):
             some = [coming[place] for place in places]
             slots = [free.pop() for _ in some]
@@ -176,6 +183,20 @@ class Pool:
                     row.job.fail(error)
         self._coming = []
 
+    def _worth_reading(self, free: int) -> bool:
+        """Whether to read prompts now: as many as a pass takes, or after a few steps, or on an idle server.
+
+        A pass costs the same however few of its rows are new.
+        """
+        coming = min(free, len(self.waiting))
+        if not coming:
+            return False
+        self._patience += 1
+        if coming < ROWS and self._patience <= _PATIENCE and self.running:
+            return False
+        self._patience = 0
+        return True
+
     def _begin(self, slots: list[int], rows: list[Row]) -> None:
         """Begin rows of one shape together."""
         if self._state is None:
@@ -185,7 +206,7 @@ class Pool:
         repeated = rows + [rows[-1]] * (together - len(rows))
         places = torch.tensor(slots + [slots[-1]] * (together - len(rows)), device=self.model.device)
         prompts = [row.prompt for row in repeated]
-        read_ahead(self.base, prompts, together)
+        read_ahead(self.base, prompts, together, rows[0].shape[0])
         state = self.model.refill(
             self._state,
             places,
@@ -206,7 +227,7 @@ class Pool:
         """Empty places, as wide as any request may need: shapes never change afterwards."""
         size = len(self.rows)
         state = self.model.start([self._widest] * size, [condition] * size)
-        self.model.joint.widen(state.followed, self.config.max_condition_tokens)
+        self.model.joint.widen(state.followed, round_up(self.config.max_condition_tokens, ROUNDING))
         state.done[:] = True
         return state
 

@@ -34,6 +34,8 @@ from nado.language_model import LanguageModel
 from nado.oracles.protocol import AllOf, Oracle
 from nado.prefixes import PrefixAnswers, PrefixReader
 
+ROUNDING = 8  # prompts and conditions are padded to multiples of so many tokens: few shapes, read together
+
 
 @dataclass(frozen=True)
 class Member:
@@ -87,7 +89,7 @@ class JointFollower:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = list(members)
-        self.followers = [GuideFollower(each.guide, each.oracle) for each in members]
+        self.followers = [GuideFollower(each.guide, each.oracle, rounding=ROUNDING) for each in members]
 
     @property
     def progress_bits(self) -> int:
