@@ -27,8 +27,10 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "commongen"
 sys.path.insert(0, str(RECIPE))
 
 import collect_guide  # noqa: E402
+import concept_sets  # noqa: E402
 import results_page  # noqa: E402
 import run_commongen  # noqa: E402
+import run_rounds  # noqa: E402
 from concept_sets import ConceptSet, as_sentence, learned_sets, read_sets, recombine  # noqa: E402
 from dev_decoding import Written  # noqa: E402
 from drawn_texts import cut_chunks, require_endings  # noqa: E402
@@ -362,6 +364,99 @@ def test_the_readme_is_filled_from_the_results(finished: Path, tmp_path: Path) -
         results_page.fill(finished / "small.toml", "")
 
 
+# --- in rounds ----------------------------------------------------------------------------------------
+
+ROUNDS = """
+[base]
+length_limit = 14
+[adapter]
+epochs = 6.0
+rank = 4
+rows = 8
+width = 64
+learning_rate = 1e-2
+[draw]
+lists = 15
+samples = 12
+references = 60
+guided = 40
+mean_prefix = 4.0
+batch = 128
+chunk = 256
+held_out = 0.1
+[shape]
+size = 32
+layers = 1
+heads = 4
+batch = 64
+[[guides]]
+name = "warm_nado"
+title = "seq2seq p + NADO"
+base = "seq2seq"
+learn = ["p"]
+learning_rate = 3e-3
+steps = 40
+[[guides]]
+name = "da_warm"
+title = "domain-adapted p + warm-up"
+base = "da"
+learn = ["references"]
+objective = "warm_up"
+learning_rate = 3e-3
+steps = 100
+[[guides]]
+name = "da_nado"
+title = "domain-adapted p + warm-up + NADO"
+base = "da"
+start = "da_warm"
+learn = ["q"]
+learning_rate = 1e-5
+steps = 4
+[[rows]]
+systems = ["seq2seq", "da", "warm_nado", "da_warm", "da_nado"]
+"""
+
+
+@pytest.fixture(scope="module")
+def in_rounds(place: Path) -> Path:
+    data = place / "triples"
+    data.mkdir()
+    several = [*itertools.combinations(CONCEPTS, 2), *itertools.combinations(CONCEPTS, 3)]
+    records = [
+        {"id": at, "concepts": list(words), "targets": [f"the {' and the '.join(words)} ."]}
+        for at, words in enumerate(several)
+    ]
+    for name, some in (("train", records[::2]), ("dev", records[1::6])):
+        lines = "".join(json.dumps(each) + "\n" for each in some).encode()
+        path = data / {"train": "train.jsonl.gz", "dev": "dev.jsonl"}[name]
+        path.write_bytes(gzip.compress(lines) if name == "train" else lines)
+    (data / "concept_forms.json").write_text(json.dumps({word: [word] for word in CONCEPTS}))
+    (place / "rounds.toml").write_text(ROUNDS, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(concept_sets, "_SIZES", (2, 3))
+        paths = {"base": "base", "data": "triples", "work": "rounds", "output": "rounds-out"}
+        words = [word for name, path in paths.items() for word in (f"--{name}", str(place / path))]
+        assert run_rounds.main([*words, "--settings", str(place / "rounds.toml")]) == 0
+    return place / "rounds-out"
+
+
+def test_a_base_that_sees_no_concepts_learns_to_cover_them(in_rounds: Path) -> None:
+    rows = {row["system"]: row for row in read_json(in_rounds / "commongen.json")["metrics"]["rows"]}
+    assert set(rows) == {"seq2seq", "da", "warm_nado", "da_warm", "da_nado"}
+    assert rows["da_warm"]["coverage"] > rows["da"]["coverage"] + 10
+    assert "against_base" not in rows["da"]
+    gain = rows["da_warm"]["against_base"]["coverage"]["difference"]
+    assert gain == pytest.approx(rows["da_warm"]["coverage"] - rows["da"]["coverage"])
+    assert rows["da_nado"]["all_sets"].keys() >= {"coverage", "bleu4", "all_covered"}
+
+
+def test_lines_in_rounds_stand_in_the_main_runs_table(finished: Path, in_rounds: Path) -> None:
+    runs = [read_json(folder / "commongen.json") for folder in (finished / "out", in_rounds)]
+    text = results_page.results(results_page.join_runs(runs), read_json(finished / "out" / "overhead.json"))
+    assert text.count("| p, domain-adapted | greedy | – | – |") == 1
+    assert "| domain-adapted base, coverage, exact end off | ≥ 90 |" in text
+
+
 # --- its parts ----------------------------------------------------------------------------------------
 
 
@@ -558,6 +653,8 @@ def test_recombined_sets_are_new_and_of_the_sizes_of_dev() -> None:
     assert not {frozenset(each.concepts) for each in found} & {frozenset(each.concepts) for each in several}
     assert {len(each.concepts) for each in found} == {3, 4, 5}
     assert all(not each.targets for each in found)
+    with pytest.raises(InputError, match=r"expected 60 new sets of 1 training sets; found 0 after"):
+        recombine(several[:1], 60, 0)
     others = recombine(several, 60, 0, but=found[:30])
     assert not {frozenset(each.concepts) for each in others} & {
         frozenset(each.concepts) for each in found[:30]

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from study_settings import TextSettings
 
+from nado.errors import InputError
 from nado.prompts import Prompt
 
 _SIZES = (3, 3, 4, 5)  # of recombined sets: as often as dev has them
 _TRIES = 20  # concepts drawn for a recombined set; some have no neighbours
+_PATIENCE = 50  # tries for each recombined set, most of which are new in real data
 _CHOOSING = 5  # every fifth dev set is for choosing between configurations; the others are reported
 
 
@@ -24,11 +26,12 @@ class ConceptSet:
     number: int
     concepts: tuple[str, ...]
     targets: tuple[str, ...]
+    sees: bool = True  # whether the base reads them
 
     @property
     def prompt(self) -> Prompt:
         """What the base reads, and what guide and oracle read."""
-        return Prompt(" ".join(self.concepts) + " =", ", ".join(self.concepts))
+        return Prompt(" ".join(self.concepts) + " =" if self.sees else "", ", ".join(self.concepts))
 
     @property
     def reported(self) -> bool:
@@ -85,7 +88,15 @@ def recombine(
     for each in sets:
         for concept in each.concepts:
             owners.setdefault(concept, []).append(each)
+    tries = 0
     while len(found) < known + count:
+        tries += 1
+        if tries > _PATIENCE * (count + 100):
+            raise InputError(
+                f"{count:,} new sets of {len(sets):,} training sets",
+                f"{len(found) - known:,} after {tries:,} tries",
+                "Ask for fewer, or give more sets.",
+            )
         size, begun = chosen.choice(_SIZES), chosen.choice(sets).concepts
         concepts = chosen.sample(begun, min(len(begun), size - 1))
         for _ in range(_TRIES):

@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import nearby  # noqa: F401  (finds stages, fine-tuning, decoding and recording)
 import numpy as np
@@ -30,7 +30,7 @@ from guide_training import build_guide, open_guide, share_time
 from key_guides import Learning
 from key_samples import Making, read_folder, some_of
 from key_settings import REFERENCES, GuideStage, P, Q, read_key_settings
-from key_table import KeyLine, KeyScores, describe_line, score_keyed
+from key_table import KeyLine, describe_line, score_keyed
 from ordered_keys import DA, SEQ2SEQ, KeyedText, ordered_oracle, read_keyed
 from prepare_keys import ABOUT, TEST, TRAIN
 from progress_log import Clock, Stages
@@ -58,6 +58,7 @@ _ROUND_SECONDS = 45.0
 _DATA_SECONDS = 20.0
 _LAST_SECONDS = 20.0
 _FEWEST_SECONDS = 25.0  # with less left no further guide is begun
+LineT = TypeVar("LineT")
 _TITLES = {SEQ2SEQ: "p, seq2seq", DA: "p, domain-adapted"}
 
 
@@ -69,17 +70,21 @@ class InOrder:
         self.corpus, self.base, self.output = options.corpus, options.base, options.output
         self.workers, self.later = workers, options.later
         self.clock = Clock(options.output / "run.log", deadline=options.deadline, compiled=options.compile)
-        self.training, self.tested = read_prepared(options.prepared)
-        self.about = read_json(options.prepared / ABOUT)
-        self.oracle = ordered_oracle()
-        names = [*(each.keys for each in self.training), *(each.keys for each in self.tested)]
-        self.bits = max(map(len, names))
         inputs = [Path(self.base).name, self.settings.base.length_limit]
-        inputs += [digest_file(options.prepared / name) for name in (TRAIN, TEST)]
+        inputs += [digest_file(options.prepared / name) for name in self.read(options.prepared)]
+        conditions = {each.prompt.condition for each in (*self.training, *self.tested)}
+        self.bits = max(len(self.oracle.progress_names(each)) for each in conditions)
         self.stages = Stages(options.work, digest_json(inputs), self.clock)
-        self.scores: dict[Row, Future[KeyScores]] = {}
+        self.scores: dict[Row, Future[Any]] = {}
         self.written: dict[Row, tuple[Written, list[Any]]] = {}
         self.left_out: list[str] = []
+
+    def read(self, folder: Path) -> Sequence[str]:
+        """Texts, test lists and the question asked of them; returns the files that they are made of."""
+        self.training, self.tested = read_prepared(folder)
+        self.about = read_json(folder / ABOUT)
+        self.oracle = ordered_oracle()
+        return TRAIN, TEST
 
     def run(self) -> None:
         """Everything; results are on disk after every guide."""
@@ -285,7 +290,11 @@ class InOrder:
             written = Written(**found["written"])
             log_p = [np.array(each, dtype=np.float32) for each in found["log_p"]]
             self.written[row] = (written, log_p)
-            self.scores[row] = self.workers.submit(score_keyed, self.tested, written.texts)
+            self.scores[row] = self.score(written.texts)
+
+    def score(self, texts: list[str]) -> "Future[Any]":
+        """What texts for the test lists come to, on its way."""
+        return self.workers.submit(score_keyed, self.tested, texts)
 
     def title(self, system: str) -> str:
         """What a system is, in words."""
@@ -328,7 +337,7 @@ class InOrder:
         record("keywords_in_order", {self.corpus: found}, output=path)
         write_lines(self.output / f"texts-{self.corpus}.jsonl.gz", self.tested, lines)
 
-    def _base_line(self, row: Row, lines: dict[Row, KeyLine]) -> KeyLine | None:
+    def _base_line(self, row: Row, lines: dict[Row, LineT]) -> LineT | None:
         """p under the same decoding, or however it was decoded; None for p itself."""
         base = self.base_of(row.system)
         if row.system == base:
@@ -375,15 +384,20 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--corpus", required=True, help="yelp, news or reviews: names results and settings")
     parser.add_argument("--prepared", type=Path, required=True, help="the folder of prepare_keys.py")
+    parser.add_argument("--settings", type=Path, help="what is done (default: CORPUS.toml beside this file)")
+    add_options(parser)
+    return parser.parse_args(arguments)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What every study in rounds is told."""
     parser.add_argument("--base", required=True, help="GGUF file or folder of the base model")
     parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
     parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
-    parser.add_argument("--settings", type=Path, help="what is done (default: CORPUS.toml beside this file)")
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
     parser.add_argument("--later", type=float, default=0.0, help="seconds that a further call will have")
     parser.add_argument("--workers", type=int, default=0, help="processes that label and score")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="compile nothing")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
