@@ -121,9 +121,9 @@ class Conditions:
             return cls(tokens, mask)
         names = [list(part_names(condition)) for condition in conditions]
         most = max(1, *(len(row) for row in names))
-        flat = [name for row in names for name in row]
-        known = iter(reader.encode_conditions(flat) if flat else [])
-        encoded = [[next(known) for _ in row] + [[]] * (most - len(row)) for row in names]
+        distinct = list(dict.fromkeys(name for row in names for name in row))  # few, in many conditions
+        known = dict(zip(distinct, reader.encode_conditions(distinct) if distinct else [], strict=True))
+        encoded = [[known[name] for name in row] + [[]] * (most - len(row)) for row in names]
         parts, parts_mask = _pad_left([part for row in encoded for part in row], device)
         shape = (len(names), most, -1)
         return cls(tokens, mask, parts.view(shape), parts_mask.view(shape))
