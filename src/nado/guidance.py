@@ -106,7 +106,8 @@ def guide_step(
     factor = torch.where(answered, answers.unsqueeze(-1), factor)
     log_q, log_s = guided_distribution(log_p, factor)
     lost = torch.isneginf(log_s) if exact is None else torch.isneginf(log_s) & exact
-    if lost.device.type == "cpu" and not bool(lost.any()):  # a GPU would have to wait for the answer
+    # A GPU would have to wait for the answer, and a graph has no branches.
+    if lost.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(lost.any()):
         return GuidedStep(log_q, log_s, factor)
     return GuidedStep(torch.where(lost.unsqueeze(-1), _going_on(log_q, ends), log_q), log_s, factor)
 
