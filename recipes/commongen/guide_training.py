@@ -110,6 +110,7 @@ def training_config(settings: GuideSettings, steps: int, device: torch.device) -
         learning_rate=settings.learning_rate,
         ramp_steps=min(50, max(1, steps // 10)),
         consistency_weight=settings.consistency_weight,
+        log_consistency_weight=settings.log_consistency_weight,
         stop_weight=1.0 * settings.is_told("stops"),
         parts_weight=0.5 * settings.is_told("parts"),
         half=device.type == "cuda",

@@ -102,6 +102,7 @@ class GuideSettings:
     learning_rate: float = 3e-4
     batch: int = 1024
     consistency_weight: float = 1.0
+    log_consistency_weight: float = 0.0
     compiled: bool = False  # on a GPU: half a minute, then twice as fast
     steps: int = 20_000  # at most
     seconds: float = 100.0  # at most; less where a deadline is near
