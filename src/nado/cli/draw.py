@@ -2,18 +2,22 @@
 
 import shutil
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nado.cli.console import print_json, print_line, quieten, say
 from nado.cli.settings import Settings, takes
-from nado.errors import StorageError
-from nado.study.sections import describe_section
+from nado.errors import InputError, StorageError
+from nado.study.sections import DistributedConfig, describe_section
+
+_NOT_HERE = ("held_out", "held_out_split", *(set(DistributedConfig.__dataclass_fields__) - {"engine"}))
 
 
-@takes("base", "prompts", "draw", left_out=("held_out", "held_out_split"))
+@takes("base", "prompts", "draw", "distributed", left_out=_NOT_HERE)
 def draw_command(
     settings: Settings,
     out: Annotated[str, typer.Option(help="The folder of samples; - prints them as JSON lines instead.")],
@@ -27,7 +31,7 @@ def draw_command(
     Begun again with the same options, after any interruption, it draws only what is missing.
     """
     base, prompts, config = (settings.section(name) for name in ("base", "prompts", "draw"))
-    from nado.drawing import draw
+    engine = _require_engine(settings.section("distributed").engine)
     from nado.progress import progress_bar
     from nado.prompts import read_prompts
     from nado.proposals import tempered
@@ -43,10 +47,10 @@ def draw_command(
     try:
         say(f"drawing {config.samples_per_prompt} texts for each of {len(asked)} prompts")
         with progress_bar("drawing") as listener:
-            samples = draw(
+            samples = _draw_with(engine, base)(
                 model,
-                asked,
-                folder,
+                prompts=asked,
+                folder=folder,
                 samples_per_prompt=config.samples_per_prompt,
                 proposal=tempered(config.proposal_temperature),
                 seed=config.seed,
@@ -68,6 +72,27 @@ def draw_command(
         print_json({"folder": str(folder), "texts": len(samples), "tokens": tokens, "finished": finished})
     else:
         typer.echo(f"{len(samples):,} texts, {tokens:,} tokens, {finished:.1%} finished, in {folder}")
+
+
+def _require_engine(engine: str) -> str:
+    if engine == "ray":
+        raise InputError(
+            "the engine local or vllm for this command",
+            "ray",
+            "Ray draws for a study: nado run study.toml --engine ray --until draw.",
+        )
+    return engine
+
+
+def _draw_with(engine: str, base: Any) -> Callable[..., Any]:
+    """What draws from a base model with the given engine."""
+    if engine == "local":
+        from nado.drawing import draw
+
+        return draw
+    from nado.distributed.vllm_drawing import draw_with_vllm, locate_for_vllm
+
+    return partial(draw_with_vllm, **locate_for_vllm(base))
 
 
 def _clear(folder: Path) -> None:

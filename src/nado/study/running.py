@@ -153,7 +153,13 @@ class Run:
 
                 load = partial(load_base, self.study.base)
                 return draw_on_cluster(load, prompts, folder, self.distributed, **choices)
-            samples = draw(self.materials.base, prompts, folder, **choices)
+            if self.distributed.engine == "vllm":
+                from nado.distributed.vllm_drawing import draw_with_vllm, locate_for_vllm
+
+                choices |= locate_for_vllm(self.study.base)
+                samples = draw_with_vllm(self.materials.base, prompts=prompts, folder=folder, **choices)
+            else:
+                samples = draw(self.materials.base, prompts, folder, **choices)
         return {"texts": len(samples), "finished": float(samples.array("finished").mean())}
 
     def label(self) -> dict[str, Any]:

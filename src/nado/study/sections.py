@@ -233,7 +233,9 @@ class CompareConfig:
 class DistributedConfig:
     """Where a study runs that is too large for one process. Only `shares` changes what comes out."""
 
-    engine: Literal["local", "ray"] = option("local", "what draws and labels: this process, or Ray's actors")
+    engine: Literal["local", "ray", "vllm"] = option(
+        "local", "what draws and labels: this process, Ray's actors, or vLLM, which draws only"
+    )
     address: str | None = option(
         None, "Ray's head node as host:port (default: RAY_ADDRESS, or a cluster of this machine alone)"
     )
