@@ -14,6 +14,7 @@ from nado.guidance import Guidance
 from nado.guided import GuidedModel
 from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel
+from nado.oracles.protocol import Oracle
 
 
 class Written(NamedTuple):
@@ -80,16 +81,9 @@ def _write_verified(
     model: GuidedModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings
 ) -> Written:
     """Only texts that the oracle has said yes to; the nearest miss where none was found."""
-    began, oracle = time.perf_counter(), model.oracle
-    assert oracle is not None
-    found = verified(
-        _drawn_from(model, row),
-        *_asked(sets),
-        oracle,
-        budget=settings.budget,
-        seed=row.seed,
-        batch_size=settings.batch,
-    )
+    began = time.perf_counter()
+    drawn = _drawn_from(model, row, sets)
+    found = verified(*drawn, budget=settings.budget, seed=row.seed, batch_size=settings.batch)
     misses = [each.partial.unverified_text for each in found if each.partial is not None]
     missed = zip(misses, model.base.encode_texts(misses) if misses else [], strict=True)
     rows = [
@@ -111,16 +105,9 @@ def _write_particles(
     model: GuidedModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings
 ) -> Written:
     """One particle of each set's run, by its weight; the first one where none satisfies."""
-    began, oracle = time.perf_counter(), model.oracle
-    assert oracle is not None
-    runs = smc(
-        _drawn_from(model, row),
-        *_asked(sets),
-        oracle,
-        particles=row.particles,
-        seed=row.seed,
-        batch_size=settings.batch,
-    )
+    began = time.perf_counter()
+    drawn = _drawn_from(model, row, sets)
+    runs = smc(*drawn, particles=row.particles, seed=row.seed, batch_size=settings.batch)
     chosen = resample(runs.particles, seed=row.seed).rows[:, 0].tolist()
     chosen = [place if place >= 0 else number * row.particles for number, place in enumerate(chosen)]
     rows, lengths = runs.particles.tokens[chosen].tolist(), runs.particles.lengths[chosen].tolist()
@@ -137,9 +124,14 @@ def _write_particles(
     )
 
 
-def _drawn_from(model: GuidedModel, row: Row) -> GuidedLanguageModel:
+def _drawn_from(
+    model: GuidedModel, row: Row, sets: Sequence[ConceptSet]
+) -> tuple[GuidedLanguageModel, list[str], list[str], Oracle]:
+    """What exact sampling asks for: q, prompts, conditions and the oracle."""
+    assert model.oracle is not None
     guidance = Guidance(strength=row.strength, exact_end=row.exact_end)
-    return GuidedLanguageModel(model.base, model.guides[0], guidance=guidance, oracle=model.oracle)
+    q = GuidedLanguageModel(model.base, model.guides[0], guidance=guidance, oracle=model.oracle)
+    return q, *_asked(sets), model.oracle
 
 
 def _asked(sets: Sequence[ConceptSet]) -> tuple[list[str], list[str]]:

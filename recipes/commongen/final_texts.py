@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from concept_sets import ConceptSet, read_sets
+from dev_decoding import Written
 from study_settings import BASE, VERIFIED, FinalSettings, Row, RowSettings, Settings
 
 from nado.storage import write_bytes
 
 TEST_SETS = "test_inputs.jsonl"
 
-Write = Callable[[Sequence[ConceptSet], Row, RowSettings], list[str]]
+Write = Callable[[Sequence[ConceptSet], Row, RowSettings], Written]
 
 
 def choose_line(lines: Sequence[dict[str, Any]], settings: FinalSettings) -> dict[str, Any] | None:
@@ -51,7 +52,7 @@ def write_outputs(
         row: section for system in (BASE, *settings.guides) for row, section in settings.rows_of(system)
     }
     for name, row in rows.items():
-        texts = write(sets, row, sections.get(row, RowSettings((row.system,))))
+        texts = write(sets, row, sections.get(row, RowSettings((row.system,)))).texts
         lines = [
             json.dumps({"id": each.number, "concepts": list(each.concepts), "text": text}, ensure_ascii=False)
             for each, text in zip(sets, texts, strict=True)

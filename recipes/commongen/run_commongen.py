@@ -79,6 +79,7 @@ class Study:
         self.written: dict[Row, tuple[Written, list[Any]]] = {}
         self.labels: list[Future[float]] = []
         self.costs: dict[str, Any] = {}
+        self._guided: dict[str, GuidedModel] = {}
 
     def run(self) -> None:
         """Everything, in an order that keeps the GPU busy while processes label."""
@@ -247,15 +248,9 @@ class Study:
 
     def decode(self, system: str) -> None:
         """Write the texts of all lines of one system; processes score them meanwhile."""
-        guided: list[GuidedModel] = []  # made for the first line that is not there yet
 
         def work(row: Row, settings: RowSettings, folder: Path) -> dict[str, Any]:
-            if system == BASE:
-                written = write_base(self.model, self.dev, row, settings)
-            else:
-                if not guided:
-                    guided.append(GuidedModel(self.model, self.guide(system), oracle=self.oracle))
-                written = write_guided(guided[0], self.dev, row, settings)
+            written = self.write(self.dev, row, settings)
             log_p = [each.tolist() for each in score_log_p(self.model, self.dev, written)]
             write_json(folder / "texts.json", {"written": written.describe(), "log_p": log_p})
             return {"seconds": written.seconds, "oracle_seconds": written.oracle_seconds}
@@ -275,6 +270,14 @@ class Study:
             log_p = [np.array(each, dtype=np.float32) for each in found["log_p"]]
             self.written[row] = (written, log_p)
             self.scores[row] = self.workers.submit(score_texts, self.dev, written.texts, self.oracle)
+
+    def write(self, sets: Sequence[ConceptSet], row: Row, settings: RowSettings) -> Written:
+        """What a line's system writes for some sets; its guide is read once, for all lines in a row."""
+        if row.system == BASE:
+            return write_base(self.model, sets, row, settings)
+        if row.system not in self._guided:
+            self._guided = {row.system: GuidedModel(self.model, self.guide(row.system), oracle=self.oracle)}
+        return write_guided(self._guided[row.system], sets, row, settings)
 
     def scored(self) -> dict[Row, Scored]:
         """All lines there are, scored."""
@@ -299,15 +302,9 @@ class Study:
             return
         rows = final_rows(chosen, settings)
 
-        def write(sets: Sequence[ConceptSet], row: Row, section: RowSettings) -> list[str]:
-            if row.system == BASE:
-                return write_base(self.model, sets, row, section).texts
-            guided = GuidedModel(self.model, self.guide(row.system), oracle=self.oracle)
-            return write_guided(guided, sets, row, section).texts
-
         def work(folder: Path) -> dict[str, Any]:
             for kind, sets in self.finals.items():
-                write_outputs(sets, rows, self.settings, write, folder, kind)
+                write_outputs(sets, rows, self.settings, self.write, folder, kind)
             return {name: row.name for name, row in rows.items()}
 
         config = {**asdict(settings), "strength": chosen["strength"]}

@@ -11,12 +11,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import siblings  # noqa: F401  (finds the study in rounds, and what benchmarks share)
-from concept_sets import as_sentence, read_sets, recombine
+from concept_sets import ConceptSet, as_sentence, read_sets, recombine
 from key_samples import some_of
 from ordered_keys import SEQ2SEQ, KeyedText
 from results_page import envelope
@@ -48,9 +49,14 @@ class ConceptRounds(InOrder):
 
     def prompts(self, base: str, count: int, seed: int) -> list[Prompt]:
         """Recombined sets: those that sentences were learned for, p knows by heart."""
-        several = recombine(self.sets, self.settings.draw.lists, self.settings.draw.seed, but=self.tested)
+        several = self.recombined
         chosen = some_of(count, len(several), seed)
         return [KeyedText(at, several[at].concepts, "", sees=base == SEQ2SEQ).prompt for at in chosen]
+
+    @cached_property
+    def recombined(self) -> list[ConceptSet]:
+        """As many new sets as p writes for; rounds take theirs from the same."""
+        return recombine(self.sets, self.settings.draw.lists, self.settings.draw.seed, but=self.tested)
 
     def score(self, texts: list[str]) -> "Future[Any]":
         """What texts for the dev sets come to, on its way."""
