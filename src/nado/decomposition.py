@@ -64,14 +64,17 @@ def mend_log_odds(log_odds: Tensor, scale: float, offset: float, sure_scale: flo
     with one scale for both, R = 0.0007 became 0.008, and texts ended in vain. Rises with the log-odds for any
     scales above 0.
     """
-    middle, _ = split_log_odds(log_odds)
-    return torch.add(sure_scale * log_odds, middle, alpha=scale - sure_scale) + offset
+    return torch.add(sure_scale * log_odds, _middle(log_odds), alpha=scale - sure_scale) + offset
 
 
 def split_log_odds(log_odds: Tensor) -> tuple[Tensor, Tensor]:
     """The part of log-odds in the middle, of a size below 3, and the rest; both rise with their sum."""
-    middle = _SURE * torch.tanh(log_odds / _SURE)
+    middle = _middle(log_odds)
     return middle, log_odds - middle
+
+
+def _middle(log_odds: Tensor) -> Tensor:
+    return _SURE * torch.tanh(log_odds / _SURE)
 
 
 def log_difference(log_a: Tensor, log_b: Tensor) -> Tensor:

@@ -78,28 +78,83 @@ def draw(
     require_sizes(samples_per_prompt=samples_per_prompt, batch_size=batch_size, shard_rows=shard_rows)
     target = samples_folder(folder)
     with hold(target.path):
-        batch_size, shard_rows = _sizes(target, model, batch_size, shard_rows)
-        config = {
-            "prompts": digest_json([list(prompt) for prompt in prompts]),
-            "samples_per_prompt": samples_per_prompt,
-            "model": model.fingerprint,
-            "proposal": proposal.describe(),
-            "seed": seed,
-            "batch_size": batch_size,
-            "shard_rows": shard_rows,
-        }
-        shards = cut_shards(len(prompts) * samples_per_prompt, shard_rows)
-        manifest = target.open(config, len(shards))
-        missing = target.missing(manifest)
-        meter = Meter([len(rows) for rows in shards], missing, on_progress)
-        for index in missing:
-            rows = shards[index]
+        run = open_run(
+            target,
+            prompts,
+            model.fingerprint,
+            lambda: default_batch_size(model),
+            samples_per_prompt=samples_per_prompt,
+            proposal=proposal,
+            seed=seed,
+            batch_size=batch_size,
+            shard_rows=shard_rows,
+            on_progress=on_progress,
+        )
+        for index in run.missing:
+            rows = run.shards[index]
             asked = [prompts[row // samples_per_prompt] for row in rows]
             table = draw_rows(
-                model, asked, rows, proposal=proposal, seed=seed, batch_size=batch_size, on_rows=meter.count
+                model,
+                asked,
+                rows,
+                proposal=proposal,
+                seed=seed,
+                batch_size=run.config["batch_size"],
+                on_rows=run.meter.count,
             )
             target.write(index, table)
-        return _finish(target, manifest, proposal)
+        return _finish(target, run.manifest, proposal)
+
+
+@dataclass(frozen=True)
+class DrawingRun:
+    """A folder that is being drawn into: what it is to hold, and what of that is missing."""
+
+    config: dict[str, Any]  # as in the manifest
+    shards: list[range]  # the rows of each
+    manifest: dict[str, Any]
+    missing: list[int]
+    meter: Meter
+
+
+def open_run(
+    target: Folder,
+    prompts: Sequence[Prompt],
+    fingerprint: str,
+    default_batch: Callable[[], int],
+    *,
+    samples_per_prompt: int,
+    proposal: Proposal,
+    seed: int,
+    batch_size: int | None,
+    shard_rows: int | None,
+    on_progress: Listener | None,
+    **more: Any,
+) -> DrawingRun:
+    """Begin a run, or take one up: whoever draws its shards, they are cut and named in one way.
+
+    Sizes are as asked for, else as the run began, else by what fits, which `default_batch` says. What fits on
+    a GPU changes with what else is on it; a run that is taken up must not change with it. `more` tells it
+    from runs of other engines.
+    """
+    begun = target.manifest()["config"] if target.manifest_path.exists() else {}
+    batch_size = batch_size or begun.get("batch_size") or default_batch()
+    shard_rows = shard_rows or begun.get("shard_rows") or SHARD_BATCHES * batch_size
+    config = {
+        **more,
+        "prompts": digest_json([list(prompt) for prompt in prompts]),
+        "samples_per_prompt": samples_per_prompt,
+        "model": fingerprint,
+        "proposal": proposal.describe(),
+        "seed": seed,
+        "batch_size": batch_size,
+        "shard_rows": shard_rows,
+    }
+    shards = cut_shards(len(prompts) * samples_per_prompt, shard_rows)
+    manifest = target.open(config, len(shards))
+    missing = target.missing(manifest)
+    meter = Meter([len(rows) for rows in shards], missing, on_progress)
+    return DrawingRun(config, shards, manifest, missing, meter)
 
 
 def draw_rows(
@@ -492,18 +547,6 @@ def _to_table(
 def cut_shards(total: int, shard_rows: int) -> list[range]:
     """The rows of each shard."""
     return [range(first, min(first + shard_rows, total)) for first in range(0, total, shard_rows)]
-
-
-def _sizes(
-    target: Folder, model: LanguageModel[Any], batch_size: int | None, shard_rows: int | None
-) -> tuple[int, int]:
-    """Batch and shard size: as asked for, else as the run began, else by what fits.
-
-    What fits on a GPU changes with what else is on it; a run that is taken up must not change with it.
-    """
-    begun = target.manifest()["config"] if target.manifest_path.exists() else {}
-    batch_size = batch_size or begun.get("batch_size") or default_batch_size(model)
-    return batch_size, shard_rows or begun.get("shard_rows") or SHARD_BATCHES * batch_size
 
 
 def _finish(target: Folder, manifest: dict[str, Any], proposal: Proposal) -> Samples:

@@ -13,7 +13,7 @@ from nado.composition import Composable, Composition, combine, leaves
 from nado.decomposition import close_at_limit
 from nado.errors import InputError
 from nado.exact import TabularState
-from nado.guide import Conditions, Guide, Known
+from nado.guide import Conditions, Guide, Known, round_up
 from nado.huggingface.shared import weights_digest
 from nado.huggingface.slot_cache import SlotCache, stack_states
 from nado.oracles.protocol import Oracle
@@ -174,7 +174,7 @@ class GuideFollower:
 
     def _width(self, guide: Guide, known: Known) -> int:
         needed = known.mask.shape[1] + guide.config.length_limit
-        return int(-(-needed // _WIDTH_STEP) * _WIDTH_STEP)
+        return round_up(int(needed), _WIDTH_STEP)
 
     def _follow(self, guide: Guide, rows: _Rows, standing: Standing) -> Tensor:
         assert guide.reader is not None

@@ -2,10 +2,8 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -36,7 +34,7 @@ def draw_command(
     from nado.prompts import read_prompts
     from nado.proposals import tempered
     from nado.storage import write_json
-    from nado.study.materials import fill, load_base
+    from nado.study.materials import draw_with, fill, load_base
 
     asked = fill(read_prompts(prompts.file, prompts.split), prompts.template)[: prompts.limit]
     quieten()
@@ -47,7 +45,7 @@ def draw_command(
     try:
         say(f"drawing {config.samples_per_prompt} texts for each of {len(asked)} prompts")
         with progress_bar("drawing") as listener:
-            samples = _draw_with(engine, base)(
+            samples = draw_with(engine, base)(
                 model,
                 prompts=asked,
                 folder=folder,
@@ -82,17 +80,6 @@ def _require_engine(engine: str) -> str:
             "Ray draws for a study: nado run study.toml --engine ray --until draw.",
         )
     return engine
-
-
-def _draw_with(engine: str, base: Any) -> Callable[..., Any]:
-    """What draws from a base model with the given engine."""
-    if engine == "local":
-        from nado.drawing import draw
-
-        return draw
-    from nado.distributed.vllm_drawing import draw_with_vllm, locate_for_vllm
-
-    return partial(draw_with_vllm, **locate_for_vllm(base))
 
 
 def _clear(folder: Path) -> None:

@@ -18,10 +18,9 @@ from nado.distributed.cluster import connect, find_place
 from nado.distributed.errors import EngineError, describe_failure, explain, to_error
 from nado.distributed.shards import Made, ShardTask, make_shards
 from nado.drawing import (
-    SHARD_BATCHES,
-    cut_shards,
     default_batch_size,
     draw_rows,
+    open_run,
     require_prompts,
     require_sizes,
 )
@@ -31,7 +30,7 @@ from nado.progress import Listener, Meter
 from nado.prompts import Prompt
 from nado.proposals import Proposal, summarise_weights
 from nado.samples import Folder, Samples, samples_folder
-from nado.storage import digest_json, hold
+from nado.storage import hold
 from nado.study.sections import DistributedConfig
 from nado.versions import versions
 
@@ -63,29 +62,25 @@ def draw_on_cluster(
     target = samples_folder(Path(folder).resolve())
     with hold(target.path), connect(cluster) as ray:
         found = describe_model(ray, load, cluster)
-        begun = target.manifest()["config"] if target.manifest_path.exists() else {}
-        batch_size = batch_size or begun.get("batch_size") or found["batch_size"]
-        shard_rows = shard_rows or begun.get("shard_rows") or SHARD_BATCHES * batch_size
-        config = {
-            "prompts": digest_json([list(prompt) for prompt in prompts]),
-            "samples_per_prompt": samples_per_prompt,
-            "model": found["fingerprint"],
-            "proposal": proposal.describe(),
-            "seed": seed,
-            "batch_size": batch_size,
-            "shard_rows": shard_rows,
-        }
-        shards = cut_shards(len(prompts) * samples_per_prompt, shard_rows)
-        manifest = target.open(config, len(shards))
-        missing = target.missing(manifest)
-        meter = Meter([len(rows) for rows in shards], missing, on_progress)
-        if missing:
-            task = DrawTask(target, cluster.attempts, load, found["fingerprint"], proposal, config)
-            entries = [_entry(index, shards[index], prompts, samples_per_prompt) for index in missing]
-            make_shards(task, entries, find_place(ray, cluster, len(missing)), _counting(meter))
-        if None in manifest["shards"]:
-            target.close(manifest, versions=versions(), **_weights(target, len(shards), proposal))
-    return _summarise(target, len(shards))
+        run = open_run(
+            target,
+            prompts,
+            found["fingerprint"],
+            lambda: int(found["batch_size"]),
+            samples_per_prompt=samples_per_prompt,
+            proposal=proposal,
+            seed=seed,
+            batch_size=batch_size,
+            shard_rows=shard_rows,
+            on_progress=on_progress,
+        )
+        if run.missing:
+            task = DrawTask(target, cluster.attempts, load, found["fingerprint"], proposal, run.config)
+            entries = [_entry(index, run.shards[index], prompts, samples_per_prompt) for index in run.missing]
+            make_shards(task, entries, find_place(ray, cluster, len(run.missing)), _counting(run.meter))
+        if None in run.manifest["shards"]:
+            target.close(run.manifest, versions=versions(), **_weights(target, len(run.shards), proposal))
+    return _summarise(target, len(run.shards))
 
 
 @dataclass

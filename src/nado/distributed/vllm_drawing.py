@@ -19,15 +19,15 @@ import pyarrow as pa
 import torch
 
 from nado.distributed.vllm_sampling import Asked, Row, ask_for, require_p, row_seed
-from nado.drawing import SHARD_BATCHES, cut_shards, require_prompts, require_sizes
+from nado.drawing import open_run, require_prompts, require_sizes
 from nado.errors import InputError, MismatchError, MissingPackageError
 from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.language_model import is_finished
-from nado.progress import Listener, Meter
+from nado.progress import Listener
 from nado.prompts import Prompt
 from nado.proposals import Proposal
 from nado.samples import SCHEMA, Folder, Samples, samples_folder
-from nado.storage import digest_json, hold
+from nado.storage import hold
 from nado.study.sections import BaseConfig
 from nado.tiny import locate_base
 from nado.versions import versions
@@ -73,36 +73,32 @@ def draw_with_vllm(
     asked = ask_for(model.warpers, model.eos_ids, model.vocabulary_size, model.length_limit)
     target = samples_folder(folder)
     with hold(target.path):
-        begun = target.manifest()["config"] if target.manifest_path.exists() else {}
-        batch_size = batch_size or begun.get("batch_size") or BATCH_SIZE
-        shard_rows = shard_rows or begun.get("shard_rows") or SHARD_BATCHES * batch_size
-        config = {
-            "engine": "vllm",
-            "prompts": digest_json([list(prompt) for prompt in prompts]),
-            "samples_per_prompt": samples_per_prompt,
-            "model": model.fingerprint,
-            "proposal": Proposal().describe(),
-            "seed": seed,
-            "batch_size": batch_size,
-            "shard_rows": shard_rows,
-        }
-        shards = cut_shards(len(prompts) * samples_per_prompt, shard_rows)
-        manifest = target.open(config, len(shards))
-        missing = target.missing(manifest)
-        meter = Meter([len(rows) for rows in shards], missing, on_progress)
+        run = open_run(
+            target,
+            prompts,
+            model.fingerprint,
+            lambda: BATCH_SIZE,
+            samples_per_prompt=samples_per_prompt,
+            proposal=Proposal(),
+            seed=seed,
+            batch_size=batch_size,
+            shard_rows=shard_rows,
+            on_progress=on_progress,
+            engine="vllm",
+        )
         work = [
-            Work(index, shards[index], [prompts[row // samples_per_prompt] for row in shards[index]])
-            for index in missing
+            Work(index, run.shards[index], [prompts[row // samples_per_prompt] for row in run.shards[index]])
+            for index in run.missing
         ]
         if work:
             longest = _longest(model, [prompt for each in work for prompt in each.prompts])
-            with start_engine(model, path, batch_size, longest, revision) as engine:
+            with start_engine(model, path, run.config["batch_size"], longest, revision) as engine:
                 for each in work:
                     table = draw_rows(engine, model, asked, each.prompts, each.rows, seed)
                     check_log_p(model, table)
                     target.write(each.shard, table)
-                    meter.count(table.num_rows, len(table["tokens"].combine_chunks().flatten()))
-        return _finish(target, manifest)
+                    run.meter.count(table.num_rows, len(table["tokens"].combine_chunks().flatten()))
+        return _finish(target, run.manifest)
 
 
 class Work(NamedTuple):

@@ -100,7 +100,7 @@ class Pool:
         self.rows: list[Row | None] = [None] * config.batch_size
         self.used = 0.0  # when it last had something to do
         self._widest, self._most_tokens = widest, len(self.base.encode([widest])[0])
-        self._patience = 0  # steps that rows have waited while others were being written
+        self._waited = 0  # steps that rows have waited while others were being written
         self._state: VoicedState | None = None
         size, limit = config.batch_size, model.length_limit
         self._noise = torch.full((size, limit), 0.5, dtype=torch.float64, device=model.device)
@@ -191,10 +191,10 @@ class Pool:
         coming = min(free, len(self.waiting))
         if not coming:
             return False
-        self._patience += 1
-        if coming < ROWS and self._patience <= _PATIENCE and self.running:
+        self._waited += 1
+        if coming < ROWS and self._waited <= _PATIENCE and self.running:
             return False
-        self._patience = 0
+        self._waited = 0
         return True
 
     def _begin(self, slots: list[int], rows: list[Row]) -> None:

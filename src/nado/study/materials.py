@@ -1,9 +1,9 @@
 """What a study is made from: its base, its oracle, its prompts. Each is loaded when it is first needed."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nado.huggingface import CausalModel, EncoderDecoderModel
     from nado.huggingface.reading import HuggingFaceReader
     from nado.oracles import Oracle
+    from nado.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,17 @@ class Materials:
         """Whether the oracle is asked about prefixes."""
         chosen = self.study.label.prefixes
         return self.oracle.cheap if chosen == "auto" else chosen
+
+
+def draw_with(engine: str, base: BaseConfig) -> Callable[..., "Samples"]:
+    """What draws from a base in this process: our own loop, or vLLM, which loads the base by itself."""
+    if engine == "local":
+        from nado.drawing import draw
+
+        return draw
+    from nado.distributed.vllm_drawing import draw_with_vllm, locate_for_vllm
+
+    return partial(draw_with_vllm, **locate_for_vllm(base))
 
 
 def load_base(config: BaseConfig) -> "CausalModel | EncoderDecoderModel":

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from nado.drawing import draw
 from nado.errors import InputError
 from nado.guide import Guide
 from nado.guide_files import load_guide, save_guide
@@ -19,7 +18,7 @@ from nado.samples import read_samples
 from nado.storage import hold, read_json, write_json
 from nado.study.evaluation import describe_evaluation, measure_texts
 from nado.study.guides import build_guide, part_names, save_usage, train_guide, untrained_like
-from nado.study.materials import Materials, digest_base, digest_prompts, load_base
+from nado.study.materials import Materials, digest_base, digest_prompts, draw_with, load_base
 from nado.study.reading import Study
 from nado.study.reporting import save_history, save_insights
 from nado.study.sections import DistributedConfig, describe_section
@@ -153,13 +152,8 @@ class Run:
 
                 load = partial(load_base, self.study.base)
                 return draw_on_cluster(load, prompts, folder, self.distributed, **choices)
-            if self.distributed.engine == "vllm":
-                from nado.distributed.vllm_drawing import draw_with_vllm, locate_for_vllm
-
-                choices |= locate_for_vllm(self.study.base)
-                samples = draw_with_vllm(self.materials.base, prompts=prompts, folder=folder, **choices)
-            else:
-                samples = draw(self.materials.base, prompts, folder, **choices)
+            draw = draw_with(self.distributed.engine, self.study.base)
+            samples = draw(self.materials.base, prompts=prompts, folder=folder, **choices)
         return {"texts": len(samples), "finished": float(samples.array("finished").mean())}
 
     def label(self) -> dict[str, Any]:
