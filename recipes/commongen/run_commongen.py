@@ -85,10 +85,12 @@ class Study:
         """Everything, in an order that keeps the GPU busy while processes label."""
         self.clock.say(f"{len(self.train):,} training sets, {len(self.dev):,} dev sets, {self.clock.device}")
         self.adapt()
-        self.draw()
+        if self.settings.guides:
+            self.draw()
         self.decode(BASE)
-        self.draw_dev()
-        self.decode(UNTRAINED)
+        if self.settings.guides:
+            self.draw_dev()
+            self.decode(UNTRAINED)
         waiting = list(self.settings.guides)
         while waiting:
             self.train_one(waiting)

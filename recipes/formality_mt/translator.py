@@ -32,6 +32,7 @@ class TranslatorSettings:
     feed_forward: int = 1536
     dropout: float = 0.1  # with 0.3 it hardly learns to look at its source (benchmarks/LOG.md)
     label_smoothing: float = 0.1
+    spread: float = 0.4  # of the layers' first weights, times size^-1/2: what a layer adds must begin small
     rate: float = 1e-3
     warm_up: int = 1000
     decay: float = 0.01
@@ -132,11 +133,13 @@ def build_translator(settings: TranslatorSettings, vocabulary: int) -> MarianMTM
         bos_token_id=None,
         decoder_start_token_id=PAD_ID,
         forced_eos_token_id=None,
-        init_std=settings.size**-0.5,
+        init_std=settings.spread * settings.size**-0.5,
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.seed)
         model = MarianMTModel(config)
+        embeddings = model.get_input_embeddings().weight
+        torch.nn.init.normal_(embeddings, std=settings.size**-0.5)  # as large as positions, when scaled
     model.generation_config = GenerationConfig(
         eos_token_id=END_ID, pad_token_id=PAD_ID, decoder_start_token_id=PAD_ID
     )
