@@ -20,13 +20,16 @@ from nado.errors import InputError
 from nado.guide import Guide
 from nado.huggingface import CausalModel, load_model
 from nado.samples import read_samples
-from nado.storage import read_json
+from nado.storage import read_json, write_json
+from nado.study.systems import Written as Text
+from nado.study.systems import save_texts
 from small_models import EOS, WORDS, save
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "commongen"
 sys.path.insert(0, str(RECIPE))
 
 import collect_guide  # noqa: E402
+import comparison_rows  # noqa: E402
 import concept_sets  # noqa: E402
 import results_page  # noqa: E402
 import run_commongen  # noqa: E402
@@ -338,6 +341,65 @@ def test_a_further_run_adds_its_lines_and_those_of_p_stay_single(finished: Path)
     assert [run["command"] for run in joined["runs"]] == [one["command"], "another"]
 
 
+def test_without_guides_nothing_is_drawn_and_lines_go_into_a_table_of_their_own(
+    finished: Path, tmp_path: Path
+) -> None:
+    alone = ['like = "small.toml"', 'group = "A base alone:"', "[adapter]", "epochs = 1.0"]
+    alone += ["[[rows]]", 'systems = ["base"]']
+    (finished / "alone.toml").write_text("\n".join(alone), encoding="utf-8")
+    own = {"--settings": finished / "alone.toml", "--work": tmp_path / "work", "--output": tmp_path / "out"}
+    run_commongen.main(arguments(finished, *(str(word) for pair in own.items() for word in pair)))
+    assert sorted(each.name for each in (tmp_path / "work").iterdir()) == ["adapter", "rows"]
+    runs = [read_json(folder / "out" / "commongen.json") for folder in (finished, tmp_path)]
+    joined = results_page.join_runs(runs)
+    assert len(joined["metrics"]["rows"]) == len(runs[0]["metrics"]["rows"]) + 1  # p's line is another p's
+    text = results_page.results(joined, read_json(finished / "out" / "overhead.json"))
+    assert text.count("\n\nA base alone:\n\n| system | decoding |") == 1
+
+
+def test_a_comparisons_methods_become_lines(place: Path, tmp_path: Path) -> None:
+    """One text a set, beside p's own of the same kind."""
+    sets = read_sets(place / "data" / "dev.jsonl")
+    whole = [f"the {' '.join(each.concepts)} ." for each in sets]
+    written = {"base": ["the ."] * len(sets), "q": whole, "greedy": whole, "beam-4x": whole}
+    for key, texts in written.items():
+        two = [
+            Text(each.prompt.prompt, each.prompt.condition, text, [1, 2, EOS], finished=True)
+            for each, first in zip(sets, texts, strict=True)
+            for text in (first, "another")
+        ]
+        (tmp_path / "compare" / key).mkdir(parents=True)
+        save_texts(two, tmp_path / "compare" / key / "texts.jsonl")
+        write_json(tmp_path / "compare" / key / "log_p.json", [[-1.0, -1.0, -1.0]] * len(two))
+    facts = {"settings": {"strength": 2.0}, "seconds": 8.0, "base_tokens": 300}
+    rows = [{"key": key, "system": f"the method {key}", **facts} for key in written]
+    write_json(tmp_path / "compare" / "comparison.json", {"systems": rows})
+    where = ["--data", str(place / "data"), "--output", str(tmp_path / "out"), "--about", "Others:"]
+    assert comparison_rows.main([str(tmp_path), *where]) == 0
+    found = {row["system"]: row for row in read_json(tmp_path / "out" / "commongen.json")["metrics"]["rows"]}
+    assert [row["decoding"] for row in found.values()] == ["sample", "sample", "search", "search"]
+    assert found["base"]["coverage"] == 0
+    assert found["q"]["coverage"] == 100
+    assert found["q"]["against_base"]["missed_removed"]["value"] == 100
+    assert found["beam-4x"]["against_base"]["coverage"]["difference"] == 0  # beside p's own search
+    assert "against_base" not in found["greedy"]
+    assert found["q"]["base_tokens_a_text"] == 6
+    assert {row["group"] for row in found.values()} == {"Others:"}
+
+
+def test_a_comparison_on_other_prompts_is_refused(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "compare" / "q").mkdir(parents=True)
+    save_texts([Text("", "a zebra", "a", [EOS], finished=True)], tmp_path / "compare" / "q" / "texts.jsonl")
+    write_json(tmp_path / "compare" / "q" / "log_p.json", [[-1.0]])
+    rows = [{"key": "q", "system": "q", "settings": {}, "seconds": 1.0, "base_tokens": 1}]
+    write_json(tmp_path / "compare" / "comparison.json", {"systems": rows})
+    where = ["--data", str(place / "data"), "--output", str(tmp_path / "out")]
+    assert comparison_rows.main([str(tmp_path), *where]) == 1
+    assert "found one for a zebra" in capsys.readouterr().err
+
+
 def test_the_readme_is_filled_from_the_results(finished: Path, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text((RECIPE / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
@@ -617,17 +679,27 @@ def test_ablations_are_of_the_main_runs_base_and_samples_and_differ_in_one_thing
     )
 
 
-def test_captions_are_made_sentences_and_some_texts_come_more_often() -> None:
+def test_captions_are_made_sentences_and_come_again_after_others_of_their_concepts() -> None:
     several = [
-        ConceptSet(0, ("ski", "skier"), ("skier skis down the mountain", "A skier skis .")),
-        ConceptSet(1, ("a", "b", "c", "d"), ("A whole sentence.",)),
+        ConceptSet(0, ("ski", "skier"), ("skier skis down the snowy mountain", "A skier skis .")),
+        ConceptSet(1, ("mountain", "snow", "tree"), ("Snowy trees.",)),
     ]
-    assert learned_sets(several, TextSettings()) == several
-    found = learned_sets(several, TextSettings(sentences=True, repeats_well_formed=2, repeats_large=3))
-    assert [each.targets for each in found[:1]] == [("Skier skis down the mountain.", "A skier skis.")]
-    assert [each.targets for each in found[1:]] == [("A whole sentence.",)] * 6
-    assert {frozenset(each.concepts) for each in found[1:]} == {frozenset("abcd")}
-    assert len({each.concepts for each in found[1:]}) > 1  # in another order
+    forms = {"ski": ["skis"], "tree": ["trees"], "snow": ["snowy"], "elsewhere": ["down"]}
+    assert learned_sets(several, TextSettings(), forms) == several
+    found = learned_sets(several, TextSettings(sentences=True, turns=9), forms)
+    first, again = found[:2], found[2:]
+    assert first[0].targets == ("Skier skis down the snowy mountain.", "A skier skis.")
+    assert [each.concepts for each in first] == [each.concepts for each in several]
+    assert [each.targets for each in again[:3]] == [(text,) for each in first for text in each.targets]
+    assert len(again) == 8 * 3
+    rich = [each.concepts for each in again[::3]]
+    assert {frozenset(each) for each in rich} <= {
+        frozenset(some)
+        for count in (3, 4)
+        for some in itertools.combinations(("skier", "ski", "snow", "mountain"), count)
+    }
+    assert len(set(rich)) > 4
+    assert {frozenset(each.concepts) for each in again[1::3]} == {frozenset(("ski", "skier"))}  # too few
 
 
 @pytest.mark.parametrize(

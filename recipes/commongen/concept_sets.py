@@ -4,7 +4,7 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from study_settings import TextSettings
 from nado.errors import InputError
 from nado.prompts import Prompt
 
-_SIZES = (3, 3, 4, 5)  # of recombined sets: as often as dev has them
+_SIZES = (3, 3, 4, 5)  # of sets that are made: as often as dev has them
 _TRIES = 20  # concepts drawn for a recombined set; some have no neighbours
 _PATIENCE = 50  # tries for each recombined set, most of which are new in real data
 _CHOOSING = 5  # every fifth dev set is for choosing between configurations; the others are reported
@@ -49,28 +49,46 @@ def read_sets(path: Path) -> list[ConceptSet]:
     ]
 
 
-def learned_sets(sets: Sequence[ConceptSet], settings: TextSettings) -> list[ConceptSet]:
-    """What p learns from: a set and some of its sentences each, some more than once.
+def learned_sets(
+    sets: Sequence[ConceptSet], settings: TextSettings, forms: Mapping[str, Iterable[str]]
+) -> list[ConceptSet]:
+    """What p learns from: every sentence after its set, and in further turns after others of its concepts.
 
-    A set that comes again comes with its concepts in another order: they are a set, and what is written
-    with them does not depend on it.
+    Three of four training sets have three concepts, and half of the dev sets more; a sentence has five on
+    average. `forms` are the forms of each concept.
     """
-    chosen = random.Random(settings.seed)
-    return [again for each in sets for again in _repeated(each, settings, chosen)]
+    first = [replace(each, targets=_written(each.targets, settings)) for each in sets]
+    chosen, known = random.Random(settings.seed), _concepts_by_form(sets, forms)
+    again = [
+        replace(each, concepts=_other_concepts(each, target, known, chosen), targets=(target,))
+        for _ in range(1, settings.turns)
+        for each in first
+        for target in each.targets
+    ]
+    return [*first, *again]
 
 
-def _repeated(one: ConceptSet, settings: TextSettings, chosen: random.Random) -> Iterable[ConceptSet]:
-    large = settings.repeats_large if len(one.concepts) >= settings.large else 1
-    times = {
-        target: large * (settings.repeats_well_formed if is_well_formed(target) else 1)
-        for target in one.targets
-    }
-    for turn in range(max(times.values(), default=0)):
-        targets = [target for target in one.targets if times[target] > turn]
-        if settings.sentences:
-            targets = [as_sentence(target) for target in targets]
-        order = one.concepts if turn == 0 else tuple(chosen.sample(one.concepts, len(one.concepts)))
-        yield replace(one, concepts=order, targets=tuple(targets))
+def _written(targets: Iterable[str], settings: TextSettings) -> tuple[str, ...]:
+    return tuple(as_sentence(each) if settings.sentences else each for each in targets)
+
+
+def _concepts_by_form(sets: Sequence[ConceptSet], forms: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """Which concepts of the training sets a word can stand for."""
+    found: dict[str, list[str]] = {}
+    for concept in dict.fromkeys(concept for each in sets for concept in each.concepts):
+        for form in {concept, *forms.get(concept, ())}:
+            found.setdefault(form.lower(), []).append(concept)
+    return found
+
+
+def _other_concepts(
+    one: ConceptSet, target: str, known: Mapping[str, list[str]], chosen: random.Random
+) -> tuple[str, ...]:
+    """Some concepts of a sentence, as many as dev sets have, in any order; its set where it has too few."""
+    words = re.findall(r"\w+", target.lower())
+    found = list(dict.fromkeys(concept for word in words for concept in known.get(word, ())))
+    pool = found if len(found) >= min(_SIZES) else list(one.concepts)
+    return tuple(chosen.sample(pool, min(len(pool), chosen.choice(_SIZES))))
 
 
 def recombine(
@@ -108,11 +126,6 @@ def recombine(
                 found.setdefault(frozenset(concepts), new)
                 break
     return list(found.values())[known:]
-
-
-def is_well_formed(text: str) -> bool:
-    """Whether a text begins and ends as a sentence does; most of the training texts are captions."""
-    return text[:1].isupper() and text.endswith((".", "!", "?")) and not text.endswith((" .", " !", " ?"))
 
 
 def as_sentence(text: str) -> str:

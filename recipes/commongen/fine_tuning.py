@@ -10,11 +10,10 @@ import siblings  # noqa: F401  (finds the modules of the tiny recipe)
 import torch
 from concept_sets import ConceptSet
 from documents import Batch, Documents, Pieces, batches
-from learning import Schedule, learn, sparse_loss, total_loss
+from learning import Schedule, learn, record_slopes, sparse_loss, total_loss, whole_loss
 from progress_log import Clock
 from study_settings import AdapterSettings
 from torch import Tensor
-from train_base import plain, with_compiled_layers
 
 from nado.huggingface import CausalModel, load_model
 
@@ -102,21 +101,17 @@ def _learn(clock: Clock, model: Any, documents: Sentences, settings: AdapterSett
     in_a_pass = len(documents.stream(pool, settings.width, generator))
     steps = max(1, int(settings.epochs * in_a_pass / settings.rows))
     source = batches(documents, pool, settings.rows, settings.width, generator)
-    # An adapter's many small products keep the host busy longer than the GPU, unless they are fused.
-    loss_of = (
-        with_compiled_layers(clock, model, next(source)) if clock.compiled else plain(model, sparse_loss)
-    )
+    # What is recorded has one shape in every step: logits of all tokens, also of those that are only read.
+    loss = whole_loss if device.type == "cuda" else sparse_loss
+    slopes = record_slopes(model, lambda batch: loss(model, batch), next(source), clock.say)
     facts: dict[str, Any] = learn(
         model,
         source,
-        loss_of,
+        slopes,
         Schedule(settings.learning_rate, max(1, steps // 20), steps=steps),
         decay=_DECAY,
         report=lambda step, loss: clock.say(f"  {step}/{steps}: {loss:.3f}"),
     )
-    for layer in model.model.layers:
-        layer._compiled_call_impl = None
-    torch.compiler.reset()
     return facts
 
 
@@ -126,11 +121,9 @@ def mean_loss(model: Any, documents: Sentences) -> float:
     return float(total_loss(model, batch).sum()) / int((batch.labels >= 0).sum())
 
 
-def load_base(
-    base: str, adapter: Path, *, length_limit: int, device: torch.device, compiled: bool = False
-) -> CausalModel:
+def load_base(base: str, adapter: Path, *, length_limit: int, device: torch.device) -> CausalModel:
     """p as it is drawn from and guided: the adapter merged into the base."""
-    model = load_model(base, adapter=adapter, length_limit=length_limit, device=device, compiled=compiled)
+    model = load_model(base, adapter=adapter, length_limit=length_limit, device=device)
     assert isinstance(model, CausalModel)
     # A converted tokenizer may name another token than the one the model ends its texts with.
     model.tokenizer.eos_token = model.tokenizer.convert_ids_to_tokens(model.eos_id)

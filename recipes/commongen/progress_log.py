@@ -17,11 +17,10 @@ _FILE = "stage.json"
 class Clock:
     """What time it is in this run, when it must end, and what it has said so far."""
 
-    def __init__(self, log: Path, *, deadline: float = 0.0, compiled: bool = True) -> None:
+    def __init__(self, log: Path, *, deadline: float = 0.0) -> None:
         self.began = time.perf_counter()
         self.deadline = deadline
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.compiled = compiled and self.device.type == "cuda"
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
 

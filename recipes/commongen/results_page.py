@@ -65,13 +65,15 @@ def join_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _name(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[each] for each in ("setting", "system", "decoding", "strength", "exact_end", "seed"))
+    names = ("setting", "system", "decoding", "strength", "exact_end", "seed")
+    return (row.get("group", ""), *(row[each] for each in names))
 
 
 def results(study: dict[str, Any], overhead: dict[str, Any]) -> str:
     """What stands between the marks."""
     metrics = study["metrics"]
-    rows = metrics["rows"]
+    groups = group_rows(metrics["rows"])
+    rows = groups.pop("")
     parts = [
         *(
             f"{run['date']}, {study['machine']}, commit {run['commit']}, {run['seconds']:.0f} s: "
@@ -85,6 +87,7 @@ def results(study: dict[str, Any], overhead: dict[str, Any]) -> str:
         "bootstrap over sets (all covered: Wilson). Perplexity is that of the texts under p. *Missed "
         "removed* is (c_q − c_p) / (100 − c_p) against p under the same decoding.",
         table(rows),
+        *(f"{name}\n\n{table(several)}" for name, several in groups.items()),
         guides_table(metrics),
         looks_table(metrics),
         costs_section(overhead["metrics"]),
@@ -92,8 +95,16 @@ def results(study: dict[str, Any], overhead: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def group_rows(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Lines by what they are about: those of the main table, then those of each table of its own."""
+    groups: dict[str, list[dict[str, Any]]] = {"": []}
+    for row in rows:
+        groups.setdefault(row.get("group", ""), []).append(row)
+    return groups
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The main table."""
+    """Lines with all that was measured."""
     heads = ["system", "decoding", "strength", "exact end", "coverage", "all covered", "missed removed"]
     heads += ["BLEU-3", "BLEU-4", "against p", "words", "perplexity", "draws"]
     return _table(heads, [_line(row) for row in rows])

@@ -47,6 +47,7 @@ from nado.guide import Guide
 from nado.guided import GuidedModel
 from nado.huggingface.reading import HuggingFaceReader
 from nado.oracles import Keywords
+from nado.oracles.inflection import read_forms
 from nado.samples import Samples, read_samples
 from nado.storage import digest_file, digest_json, read_json, write_atomically, write_json
 from nado.versions import versions
@@ -67,10 +68,11 @@ class Study:
         self.settings = read_settings(options.settings)
         self.base, self.output, self.workers = options.base, options.output, workers
         self.finals = final_sets(options.data, self.settings.final)
-        self.clock = Clock(options.output / "run.log", deadline=options.deadline, compiled=options.compile)
+        self.clock = Clock(options.output / "run.log", deadline=options.deadline)
         self.train, self.dev = (read_sets(options.data / name) for name in ("train.jsonl.gz", "dev.jsonl"))
         self.train = self.train[: self.settings.draw.sets or None]
-        self.oracle = Keywords(forms=options.data / "concept_forms.json")
+        self.forms = read_forms(options.data / "concept_forms.json")
+        self.oracle = Keywords(forms=self.forms)
         inputs = [digest_json([Path(self.base).name, self.settings.base.length_limit])]
         inputs += [digest_file(options.data / name) for name in _FILES]
         self.stages = Stages(options.work, digest_json(inputs), self.clock)
@@ -113,7 +115,7 @@ class Study:
             lambda folder: fine_tune(
                 self.clock,
                 self.base,
-                learned_sets(self.train, self.settings.texts),
+                learned_sets(self.train, self.settings.texts, self.forms),
                 self.dev,
                 folder / "adapter",
                 self.settings.adapter,
@@ -371,7 +373,8 @@ class Study:
         lines = []
         for row, each in scored.items():
             base = None if row.system == BASE else bases.get((row.base_decoding, row.seed))
-            lines.append(table_row(row, self.title(row.system), each, base, self.reported, command))
+            line = table_row(row, self.title(row.system), each, base, self.reported, command)
+            lines.append({**line, "group": self.settings.group})
         return lines
 
     def overhead(self, scored: dict[Row, Scored]) -> dict[str, Any]:
@@ -446,9 +449,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--settings", type=Path, default=here / "main.toml", help="what is done")
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
     parser.add_argument("--workers", type=int, default=0, help="processes that label and score")
-    parser.add_argument(
-        "--no-compile", dest="compile", action="store_false", help="compile nothing on a GPU either"
-    )
     return parser.parse_args(arguments)
 
 

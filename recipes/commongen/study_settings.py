@@ -30,9 +30,7 @@ class TextSettings:
     """Which training texts the base is fine-tuned on, and in what form."""
 
     sentences: bool = False  # captions are made sentences: a capital, a full stop
-    repeats_well_formed: int = 1  # times that a text which was one already is learned in a pass
-    large: int = 4  # concepts of a large set
-    repeats_large: int = 1  # times that a text of a large set is
+    turns: int = 1  # times that a text is learned in a pass: after its set, then after others of its concepts
     seed: int = 0
 
 
@@ -203,6 +201,7 @@ class Settings:
     rows: tuple[RowSettings, ...] = ()
     costs: CostSettings | None = None
     final: FinalSettings | None = None
+    group: str = ""  # what its lines are about, where they belong into a table of their own
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -240,6 +239,7 @@ def read_settings(path: Path) -> Settings:
         rows=tuple(_section(RowSettings, each, "rows") for each in table.get("rows", [])),
         costs=_section(CostSettings, table["costs"], "costs") if "costs" in table else None,
         final=_section(FinalSettings, table["final"], "final") if "final" in table else None,
+        group=table.get("group", ""),
     )
     _require_systems(settings)
     return settings

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import neighbours  # noqa: F401  (finds the training loop of the tiny recipe)
 import torch
-from learning import Schedule, half, learn
+from learning import Schedule, Slopes, half, learn
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
@@ -30,7 +30,7 @@ class TranslatorSettings:
     decoder_layers: int = 4
     heads: int = 6
     feed_forward: int = 1536
-    dropout: float = 0.1  # with 0.3 it hardly learns to look at its source (benchmarks/LOG.md)
+    dropout: float = 0.1
     label_smoothing: float = 0.1
     spread: float = 0.4  # of the layers' first weights, times size^-1/2: what a layer adds must begin small
     rate: float = 1e-3
@@ -169,7 +169,7 @@ def train_translator(
     cuda = [pairs.device] if pairs.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):  # of dropout
         torch.manual_seed(settings.seed)
-        return learn(model, source, loss_of, schedule, decay=settings.decay, report=report)
+        return learn(model, source, Slopes(model, loss_of), schedule, decay=settings.decay, report=report)
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ class InOrder:
         self.settings = read_key_settings(options.settings or _settings_of(options.corpus))
         self.corpus, self.base, self.output = options.corpus, options.base, options.output
         self.workers, self.later = workers, options.later
-        self.clock = Clock(options.output / "run.log", deadline=options.deadline, compiled=options.compile)
+        self.clock = Clock(options.output / "run.log", deadline=options.deadline)
         inputs = [Path(self.base).name, self.settings.base.length_limit]
         inputs += [digest_file(options.prepared / name) for name in self.read(options.prepared)]
         conditions = {each.prompt.condition for each in (*self.training, *self.tested)}
@@ -397,7 +397,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
     parser.add_argument("--later", type=float, default=0.0, help="seconds that a further call will have")
     parser.add_argument("--workers", type=int, default=0, help="processes that label and score")
-    parser.add_argument("--no-compile", dest="compile", action="store_false", help="compile nothing")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +15,8 @@ from torch.nn.functional import cross_entropy
 _FLOOR = 0.01  # the learning rate at the end, as a share of the highest
 _CALIBRATED = (10, 50)  # between these steps a step's time is measured
 _TOLD = 200  # steps between two lines of progress
+
+_TRIED = 3  # steps before one is recorded, so that every library has made what it keeps
 
 Loss: TypeAlias = Callable[[Batch], Tensor]
 
@@ -56,8 +59,9 @@ def half(device: torch.device) -> AbstractContextManager[Any]:
 
 def optimiser_for(model: torch.nn.Module, *, decay: float) -> torch.optim.Optimizer:
     """AdamW; weights of layers decay, norms do not."""
-    matrices = [each for each in model.parameters() if each.ndim > 1]
-    others = [each for each in model.parameters() if each.ndim <= 1]
+    learned = [each for each in model.parameters() if each.requires_grad]
+    matrices = [each for each in learned if each.ndim > 1]
+    others = [each for each in learned if each.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
     fused = next(model.parameters()).is_cuda
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=fused)
@@ -112,10 +116,74 @@ class Schedule:
             self.steps = self.step + max(0, int((self.seconds - elapsed) / a_step))
 
 
+class Slopes:
+    """A batch's loss, and its gradients in the model's parameters."""
+
+    def __init__(self, model: torch.nn.Module, loss_of: Loss) -> None:
+        self.model, self.loss_of = model, loss_of
+        self.device = next(model.parameters()).device
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The loss; whatever gradients there were are gone."""
+        self.model.zero_grad(set_to_none=True)
+        with half(self.device):
+            loss = self.loss_of(batch)
+        loss.backward()
+        return loss.detach()
+
+
+class RecordedSlopes(Slopes):
+    """The same for batches of one shape: recorded once on a GPU and replayed.
+
+    An adapter's step is tens of thousands of small launches, which take the host several times as long as
+    they take the GPU. Nothing in `loss_of` may ask the GPU for a value.
+    """
+
+    def __init__(self, model: torch.nn.Module, loss_of: Loss, like: Batch) -> None:
+        super().__init__(model, loss_of)
+        self.batch = Batch(*(getattr(like, each.name).clone() for each in fields(like)))
+        model.train()
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for _ in range(_TRIED):
+                super().__call__(self.batch)
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        model.zero_grad(set_to_none=True)  # the recording makes gradients of its own, and fills them anew
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = self._record()
+
+    def _record(self) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            loss = self.loss_of(self.batch)
+        loss.backward()
+        return loss.detach()
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The loss, in a place that the next call writes to."""
+        for each in fields(batch):
+            getattr(self.batch, each.name).copy_(getattr(batch, each.name))
+        self.graph.replay()
+        return self.loss
+
+
+def record_slopes(model: torch.nn.Module, loss_of: Loss, like: Batch, say: Callable[[str], None]) -> Slopes:
+    """Recorded, where there is a GPU and nothing speaks against it: a fault costs speed, never the run."""
+    plain = Slopes(model, loss_of)
+    if plain.device.type != "cuda":
+        return plain
+    try:
+        return RecordedSlopes(model, loss_of, like)
+    except RuntimeError as error:
+        say(f"  goes on step by step: {str(error)[:300]}")
+        return plain
+
+
 def learn(
     model: torch.nn.Module,
     batches: Iterator[Batch],
-    loss_of: Loss,
+    slopes: Slopes,
     schedule: Schedule,
     *,
     decay: float,
@@ -129,6 +197,7 @@ def learn(
             torch.cuda.synchronize(device)
 
     optimiser = optimiser_for(model, decay=decay)
+    learned = [each for each in model.parameters() if each.requires_grad]
     recent = torch.zeros((), device=device)
     tokens = 0
     model.train()
@@ -136,18 +205,16 @@ def learn(
         batch = next(batches)
         for group in optimiser.param_groups:
             group["lr"] = schedule.rate
-        with half(device):
-            loss = loss_of(batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        loss = slopes(batch)
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        recent = torch.lerp(recent, loss.detach().float(), 1.0 if schedule.step == 0 else 0.02)
+        recent = torch.lerp(recent, loss.float(), 1.0 if schedule.step == 0 else 0.02)
         tokens += batch.tokens.numel()
         schedule.advance(wait)
         if schedule.step == 1 or schedule.step % _TOLD == 0 or schedule.done:
             report(schedule.step, float(recent))
     wait()
+    model.zero_grad(set_to_none=True)
     model.eval()
     return {"steps": schedule.step, "tokens": tokens, "seconds": schedule.elapsed, "loss": float(recent)}
 

@@ -24,7 +24,7 @@ import torch
 from card import write_card
 from distillation import keep_good, keys_of, prompt_words
 from documents import Batch, Documents, Words, batches, read_documents
-from learning import Loss, Schedule, learn, sparse_loss, total_loss, whole_loss
+from learning import Loss, Schedule, Slopes, learn, sparse_loss, total_loss, whole_loss
 from measuring import measure
 from sentences import Sentence
 from transformers import (
@@ -172,7 +172,7 @@ def fine_tune(run: Run, folder: Path) -> dict[str, Any]:
     facts = learn(
         model,
         source,
-        loss_of,
+        Slopes(model, loss_of),
         schedule,
         decay=0.01,
         report=lambda step, loss: run.say(f"  {step}/{steps} {loss:.3f}"),
@@ -267,7 +267,7 @@ def train_tiny(run: Run, distilled: Path, folder: Path) -> dict[str, Any]:
             losses.append((step, loss, held_out_loss(model, held_out)))
             run.say(f"  {step}/{schedule.steps}: {loss:.3f}, held out {losses[-1][2]:.3f}")
 
-    facts = learn(model, source, loss_of, schedule, decay=0.1, report=report)
+    facts = learn(model, source, Slopes(model, loss_of), schedule, decay=0.1, report=report)
     save_whole(folder, model, tokenizer)
     speed = facts["tokens"] / max(facts["seconds"], 1e-9)
     parameters = sum(each.numel() for each in model.parameters())
