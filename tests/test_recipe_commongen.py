@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -308,6 +309,28 @@ def test_a_second_call_does_nothing_again(
     said = capsys.readouterr().out
     assert said.count("done before") == 3 + 3 + len(before) + 1 + 1
     assert read_json(finished / "out" / "commongen.json")["metrics"]["rows"] == before
+
+
+def test_guides_that_have_no_time_are_left_out(finished: Path, tmp_path: Path) -> None:
+    """The guide of a moment would stand in the table as if it said something."""
+    shutil.copytree(finished / "work", tmp_path / "work", ignore=shutil.ignore_patterns("guide-*", "final"))
+    own = {"--work": tmp_path / "work", "--output": tmp_path / "out", "--deadline": 0.1}
+    run_commongen.main(arguments(finished, *(str(word) for pair in own.items() for word in pair)))
+    found = read_json(tmp_path / "out" / "commongen.json")["metrics"]
+    assert found["left_out"] == ["main", "light", "bare"]
+    assert {row["system"] for row in found["rows"]} == {"base", "untrained"}
+    assert not list((tmp_path / "work").glob("guide-*"))
+
+
+def test_a_guide_that_needs_all_its_time_does_not_share(tmp_path: Path) -> None:
+    shared, whole = (GuideSettings("", seconds=40.0, whole=whole) for whole in (False, True))
+    assert (shared.fewest_seconds, whole.fewest_seconds) == (20.0, 40.0)
+    study = object.__new__(run_commongen.Study)
+    study.clock = Clock(tmp_path / "log", deadline=100.0)
+    study.settings = replace(read_settings(RECIPE / "top_p.toml"), guides={"a": shared, "b": shared}, rows=())
+    assert study.time_for(["a", "b"]) == pytest.approx((100 - 45 - 2 * 12) / 2, abs=1)
+    study.settings = replace(study.settings, guides={"a": whole, "b": whole})
+    assert study.time_for(["a", "b"]) == 40
 
 
 def test_a_guide_of_any_size_comes_out_in_pieces(

@@ -54,6 +54,11 @@ class Stages:
         self.facts: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, str] = {"": inputs}
 
+    def is_done(self, name: str) -> bool:
+        """Whether an earlier call has finished this stage, with whatever settings."""
+        path = self.folder / name / _FILE
+        return path.is_file() and "facts" in read_json(path)
+
     def run(
         self, name: str, config: Any, after: Sequence[str], work: Callable[[Path], dict[str, Any]]
     ) -> Path:

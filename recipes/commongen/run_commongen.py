@@ -81,6 +81,7 @@ class Study:
         self.written: dict[Row, tuple[Written, list[Any]]] = {}
         self.labels: list[Future[float]] = []
         self.costs: dict[str, Any] = {}
+        self.left_out: list[str] = []
         self._guided: dict[str, GuidedModel] = {}
 
     def run(self) -> None:
@@ -93,10 +94,9 @@ class Study:
         if self.settings.guides:
             self.draw_dev()
             self.decode(UNTRAINED)
-        waiting = list(self.settings.guides)
-        while waiting:
-            self.train_one(waiting)
-            self.decode(waiting.pop(0))
+        self.left_out = list(self.settings.guides)
+        while self.left_out and self.train_one(self.left_out):
+            self.decode(self.left_out.pop(0))
             self.write_results()
         self.finish()
         self.measure_costs()
@@ -203,24 +203,40 @@ class Study:
 
     # --- guides -----------------------------------------------------------------------------------------
 
-    def train_one(self, waiting: Sequence[str]) -> None:
-        """Train the first of the waiting guides, for its share of the time that is left."""
-        name, several = waiting[0], [self.settings.guides[each] for each in waiting]
-        settings = several[0]
+    def train_one(self, waiting: Sequence[str]) -> bool:
+        """Train the first of the waiting guides for its share of the time; False where that is too little."""
+        name = waiting[0]
+        settings, stage = self.settings.guides[name], f"guide-{name}"
+        if not self.stages.is_done(stage) and not self.has_time(waiting):
+            self.clock.say(f"{name}: left out, {self.clock.left:.0f} s before the deadline")
+            return False
 
         def work(folder: Path) -> dict[str, Any]:
             data = self.data.told_to(settings)
             a_step = seconds_a_step(self.fresh_guide(settings, data), self.reader, data, settings)
-            seconds = share_time(self.clock, several, self.reserve(waiting))
+            seconds = self.time_for(waiting)
             steps = plan_steps(folder, settings, seconds, a_step)
             self.clock.say(f"{name}: {steps} steps of {1e3 * a_step:.1f} ms in {seconds:.0f} s")
             guide = self.fresh_guide(settings, data)
             shared = (self.reader, data, self.oracle, settings, steps, folder)
             return train_guide(self.clock, guide, *shared, measure=self.measure)
 
-        folder = self.stages.run(f"guide-{name}", asdict(settings), [self.settings.draw.stage], work)
+        folder = self.stages.run(stage, asdict(settings), [self.settings.draw.stage], work)
         if self.settings.costs is not None and name == self.settings.costs.light:
             pack(folder / "guide", self.output / f"guide-{name}.tar")
+        return True
+
+    def has_time(self, waiting: Sequence[str]) -> bool:
+        """Whether the first of the guides that wait can be trained for long enough."""
+        _ = self.data  # made ready before the clock is read: that takes time as well
+        return self.time_for(waiting) >= self.settings.guides[waiting[0]].fewest_seconds
+
+    def time_for(self, waiting: Sequence[str]) -> float:
+        """Seconds for the first of the guides that wait: its share, or all there are where it needs all."""
+        several = [self.settings.guides[each] for each in waiting]
+        if several[0].whole:
+            several, waiting = several[:1], waiting[:1]
+        return share_time(self.clock, several, self.reserve(waiting))
 
     def measure(self, guide: Guide) -> dict[str, float]:
         """What a guide in training writes for the dev sets, greedily."""
@@ -323,7 +339,7 @@ class Study:
         settings = self.settings.costs
         if settings is None:
             return
-        if self.clock.left < _COST_SECONDS:
+        if self.clock.left < _COST_SECONDS or settings.guide in self.left_out:
             self.clock.say(f"costs: left out, {self.clock.left:.0f} s before the deadline")
             return
         after = ["dev_samples", f"guide-{settings.guide}"]
@@ -359,6 +375,7 @@ class Study:
             "rows": self.lines(scored),
             "stages": {name: each for name, each in self.stages.facts.items() if not name.startswith("rows")},
             "settings": {**self.settings.describe(), "base": Path(self.base).name},
+            "left_out": self.left_out,
             "versions": versions(),
             "seconds": round(self.clock.elapsed, 1),
         }

@@ -15,6 +15,7 @@ SectionT = TypeVar("SectionT")
 
 BASE, UNTRAINED = "base", "untrained"  # the systems that need no training
 VERIFIED, SMC = "verified", "smc"
+_FEWEST_SECONDS = 20.0
 _SHARED = ("base", "texts", "adapter", "draw")  # sections that one file can take from another
 
 
@@ -104,7 +105,13 @@ class GuideSettings:
     compiled: bool = False  # on a GPU: half a minute, then twice as fast
     steps: int = 20_000  # at most
     seconds: float = 100.0  # at most; less where a deadline is near
+    whole: bool = False  # all of its seconds or nothing, where guides are to be compared step by step
     seed: int = 0
+
+    @property
+    def fewest_seconds(self) -> float:
+        """Seconds without which it is not begun: the guide of a moment says nothing about guides."""
+        return self.seconds if self.whole else min(self.seconds, _FEWEST_SECONDS)
 
     def is_told(self, kind: str) -> bool:
         """Whether it learns from stops, progress or parts."""

@@ -212,7 +212,7 @@ class InOrder:
         shapes = [each.shape(self.settings.shape) for each in waiting]
         seconds = share_time(self.budget, shapes, self.reserve(waiting))
         name = f"guide-{stage.name}"
-        if not self._done(name) and self.clock.left < self.needed(stage, seconds):
+        if not self.stages.is_done(name) and self.clock.left < self.needed(stage, seconds):
             return False
         sources = self.sources(stage)
 
@@ -244,10 +244,6 @@ class InOrder:
         rows = sum(_ROW_SECONDS[row.decoding] for row, _ in self.settings.rows_of(stage.name))
         drawing = _ROUND_SECONDS if Q in stage.learn else _DATA_SECONDS
         return drawing + _DATA_SECONDS + seconds + rows + _LAST_SECONDS
-
-    def _done(self, name: str) -> bool:
-        path = self.stages.folder / name / "stage.json"
-        return path.is_file() and "facts" in read_json(path)
 
     def reserve(self, waiting: Sequence[GuideStage]) -> float:
         """Seconds that everything but training will take from now on."""
