@@ -58,7 +58,7 @@ _OTHER_ROW_SECONDS = 10.0
 _FILE_SECONDS = 12.0
 _LAST_SECONDS = 45.0
 _FINAL_SECONDS = 60.0
-_COST_SECONDS = 20.0  # without as many left, costs are not measured
+_COST_SECONDS = 45.0
 
 
 class Study:
@@ -251,7 +251,8 @@ class Study:
         rows = [row for name in waiting for row, _ in self.settings.rows_of(name)]
         decoding = sum(_ROW_SECONDS.get(row.decoding, _OTHER_ROW_SECONDS) for row in rows)
         final = 0.0 if self.settings.final is None else _FINAL_SECONDS
-        return decoding + final + _FILE_SECONDS * len(waiting) + _LAST_SECONDS
+        costs = 0.0 if self.settings.costs is None else _COST_SECONDS
+        return decoding + final + costs + _FILE_SECONDS * len(waiting) + _LAST_SECONDS
 
     def fresh_guide(self, settings: GuideSettings, data: GuideData) -> Guide:
         """An untrained guide."""
@@ -339,7 +340,7 @@ class Study:
         settings = self.settings.costs
         if settings is None:
             return
-        if self.clock.left < _COST_SECONDS or settings.guide in self.left_out:
+        if self.clock.left < _COST_SECONDS / 2 or settings.guide in self.left_out:
             self.clock.say(f"costs: left out, {self.clock.left:.0f} s before the deadline")
             return
         after = ["dev_samples", f"guide-{settings.guide}"]

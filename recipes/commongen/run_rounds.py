@@ -17,20 +17,23 @@ from typing import Any
 
 import numpy as np
 import siblings  # noqa: F401  (finds the study in rounds, and what benchmarks share)
-from concept_sets import ConceptSet, as_sentence, read_sets, recombine
+from concept_sets import ConceptSet, learned_sets, read_sets, recombine
 from key_samples import some_of
 from ordered_keys import SEQ2SEQ, KeyedText
 from results_page import envelope
 from run_commongen import write_texts
 from run_in_order import InOrder, add_options
 from side_work import Workers, run_with_workers, score_texts
+from study_settings import TextSettings
 from table_rows import Scored, table_row
 
 from nado.oracles import Keywords
+from nado.oracles.inflection import read_forms
 from nado.prompts import Prompt
 from nado.storage import write_json
 from nado.versions import versions
 
+_TEXTS = TextSettings(sentences=True, turns=2)
 TRAIN, DEV, FORMS = "train.jsonl.gz", "dev.jsonl", "concept_forms.json"
 
 
@@ -40,10 +43,12 @@ class ConceptRounds(InOrder):
     def read(self, folder: Path) -> Sequence[str]:
         """Sentences with their sets, the dev sets, and whether all concepts are there."""
         self.sets = read_sets(folder / TRAIN)
-        pairs = [(each.concepts, as_sentence(target)) for each in self.sets for target in each.targets]
+        forms = read_forms(folder / FORMS)
+        learned = learned_sets(self.sets, _TEXTS, forms)
+        pairs = [(each.concepts, target) for each in learned for target in each.targets]
         self.training = [KeyedText(number, *pair) for number, pair in enumerate(pairs)]
         self.tested: Any = read_sets(folder / DEV)
-        self.oracle = Keywords(forms=folder / FORMS)
+        self.oracle = Keywords(forms=forms)
         self.about = {"corpus": "CommonGen", "sentences": len(pairs)}
         return TRAIN, DEV, FORMS
 

@@ -30,7 +30,7 @@ class TranslatorSettings:
     decoder_layers: int = 4
     heads: int = 6
     feed_forward: int = 1536
-    dropout: float = 0.1
+    dropout: float = 0.2
     label_smoothing: float = 0.1
     spread: float = 0.4  # of the layers' first weights, times size^-1/2: what a layer adds must begin small
     rate: float = 1e-3
