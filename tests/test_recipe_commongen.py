@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from archives import unpack
 from nado.errors import InputError
@@ -37,14 +38,17 @@ import run_commongen  # noqa: E402
 import run_rounds  # noqa: E402
 from concept_sets import ConceptSet, as_sentence, learned_sets, read_sets, recombine  # noqa: E402
 from dev_decoding import Written  # noqa: E402
+from documents import batches  # noqa: E402
 from drawn_texts import cut_chunks, require_endings  # noqa: E402
 from final_texts import choose_line, final_rows  # noqa: E402
-from fine_tuning import read_sentences  # noqa: E402
+from fine_tuning import add_adapter, read_sentences  # noqa: E402
 from guide_training import plan_steps, share_time  # noqa: E402
+from learning import record_slopes, sparse_loss, whole_loss  # noqa: E402
 from progress_log import Clock, Stages  # noqa: E402
 from sampling_costs import choose  # noqa: E402
 from side_work import TextMaker, score_texts  # noqa: E402
 from study_settings import (  # noqa: E402
+    AdapterSettings,
     DrawSettings,
     FinalSettings,
     GuideSettings,
@@ -560,6 +564,44 @@ def test_sentences_are_learned_as_they_are_drawn(place: Path) -> None:
         assert batch.tokens[row, : len(whole)].tolist() == whole
         learned = batch.labels[row][batch.labels[row] >= 0].tolist()
         assert learned == [*text, EOS]
+
+
+class Asked(TorchDispatchMode):
+    """Operations for which the host would have to wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        chosen = args[1] if function is torch.ops.aten.index.Tensor else ()
+        masked = any(each is not None and each.dtype is torch.bool for each in chosen)
+        if masked or function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            self.found.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("loss", "waits"), [(whole_loss, False), (sparse_loss, True)])
+def test_a_step_that_is_recorded_never_waits_for_the_device(place: Path, loss: Any, waits: bool) -> None:
+    model: Any = load_model(place / "base", length_limit=10)
+    sentences = read_sentences(read_sets(place / "data" / "train.jsonl.gz"), model)
+    adapted = add_adapter(model.model, AdapterSettings(rank=4, dropout=0.1)).get_base_model()
+    pool = torch.arange(len(sentences.composed))
+    source = batches(sentences, pool, 4, 48, torch.Generator().manual_seed(0))
+    first, second = next(source), next(source)
+    assert first.tokens.shape == second.tokens.shape == (4, 48)
+    slopes = record_slopes(adapted, lambda batch: loss(adapted, batch), first, print)
+    with Asked() as asked:
+        slopes(first)
+    assert bool(asked.found) == waits
+    learned = [each for each in adapted.parameters() if each.requires_grad]
+    assert learned
+    assert all(each.grad is not None for each in learned)
+    before = [each.grad.clone() for each in learned]
+    slopes(first)  # dropout aside the same again, not added up
+    assert sum(float(each.grad.abs().sum()) for each in learned) < 1.5 * sum(
+        float(each.abs().sum()) for each in before
+    )
 
 
 def test_large_sets_get_more_samples_and_every_prompt_is_drawn_once() -> None:

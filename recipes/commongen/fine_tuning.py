@@ -103,10 +103,11 @@ def _learn(clock: Clock, model: Any, documents: Sentences, settings: AdapterSett
     source = batches(documents, pool, settings.rows, settings.width, generator)
     # What is recorded has one shape in every step: logits of all tokens, also of those that are only read.
     loss = whole_loss if device.type == "cuda" else sparse_loss
-    slopes = record_slopes(model, lambda batch: loss(model, batch), next(source), clock.say)
+    first = next(source)
+    slopes = record_slopes(model, lambda batch: loss(model, batch), first, clock.say)
     facts: dict[str, Any] = learn(
         model,
-        source,
+        chain([first], source),
         slopes,
         Schedule(settings.learning_rate, max(1, steps // 20), steps=steps),
         decay=_DECAY,
