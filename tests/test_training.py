@@ -22,10 +22,11 @@ import small_models
 from guide_quality import guide_log_r, labelled_samples, measure
 from nado.drawing import draw_rows
 from nado.errors import InputError, MismatchError, MissingPackageError
-from nado.exact import TabularModel
+from nado.exact import TabularModel, guided_model
 from nado.guide import Guide, GuideConfig
 from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.huggingface.reading import HuggingFaceReader
+from nado.metrics.likelihood import score_tokens
 from nado.objective import Reduced, reduce_vocabulary
 from nado.prompts import Prompt
 from nado.proposals import Proposal, tempered
@@ -344,6 +345,24 @@ def test_evaluation_reports_calibration(tabular: tuple[TabularReader, Samples]) 
     assert 0 < found["consistency_residual"] < 1
     assert calibration_error(torch.tensor([0.25] * 4), torch.tensor([1.0, 0, 0, 0])) == 0
     assert calibration_error(torch.tensor([0.9] * 4), torch.zeros(4)) == pytest.approx(0.9)
+
+
+def test_the_likelihood_gain_is_what_q_says_of_satisfied_texts(
+    tabular: tuple[TabularReader, Samples],
+) -> None:
+    reader, samples = tabular
+    guide = randomise(fresh_guide(reader))
+    satisfied = samples.filter(samples.array("satisfied"))
+    prompts, tokens = satisfied.strings("prompt"), satisfied.table["tokens"].to_pylist()
+    tables = {(key, key): guide_log_r(guide, reader, key) for key in sorted(set(prompts))}
+    guided = guided_model(reader.model, tables)
+    log_p, log_q = (
+        sum(float(each.sum()) for each in score_tokens(model, prompts, tokens))
+        for model in (reader.model, guided)
+    )
+    found = evaluate(Objective(guide, reader, TrainingConfig()), TrainingData.from_samples(samples, reader))
+    assert abs(log_q - log_p) > 1
+    assert found["likelihood_gain"] * sum(map(len, tokens)) == pytest.approx(log_q - log_p, rel=1e-3)
 
 
 @pytest.mark.slow

@@ -58,7 +58,10 @@ def join_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     joined = {**first, "rows": rows, "stages": stages, "settings": {**first["settings"], "guides": guides}}
     joined["runs"] = [
-        {**{name: run[name] for name in ("date", "commit", "command")}, "seconds": run["metrics"]["seconds"]}
+        {
+            **{name: run[name] for name in ("date", "machine", "commit", "command")},
+            "seconds": run["metrics"]["seconds"],
+        }
         for run in runs
     ]
     return {**runs[0], "metrics": joined}
@@ -76,7 +79,7 @@ def results(study: dict[str, Any], overhead: dict[str, Any]) -> str:
     rows = groups.pop("")
     parts = [
         *(
-            f"{run['date']}, {study['machine']}, commit {run['commit']}, {run['seconds']:.0f} s: "
+            f"{run['date']}, {run['machine']}, commit {run['commit']}, {run['seconds']:.0f} s: "
             f"`{run['command']}`."
             for run in metrics["runs"]
         ),
@@ -233,9 +236,11 @@ def guides_table(metrics: dict[str, Any]) -> str:
                 f"{facts['tokens_per_s'] / 1e3:.0f}k",
                 _number(best.get("held_out_success"), 4),
                 _number(best.get("held_out_calibration_error"), 4),
+                _number(best.get("held_out_likelihood_gain"), 4),
             ]
         )
     heads = ["guide", "parameters", "steps × texts", "time", "tokens/s", "held-out CE", "held-out ECE"]
+    heads.append("held-out gain, nats a token")
     return _table(heads, lines) if lines else ""
 
 

@@ -490,15 +490,17 @@ def evaluate(
 ) -> Row:
     """Losses on held-out texts, and how consistent and how well calibrated R is there.
 
-    `consistency_residual` is the mean of |S − R|, `calibration_error` the ECE over ten bins of R. The
-    processes of a team share the work and all get the same numbers.
+    `consistency_residual` is the mean of |S − R|, `calibration_error` the ECE over ten bins of R.
+    `likelihood_gain` is by how many nats a token q likes satisfied texts more than p does: 0 for an untrained
+    guide, −log R(x) a text for the exact one, whatever the losses say. The processes of a team share the work
+    and all get the same numbers.
     """
     rows = data.lengths.argsort(stable=True)  # texts of equal length together: less padding
     rows = rows if team is None else team.share(rows)
     size = objective.config.micro_batch or batch_size
     fields = len(Losses._fields)
     total = torch.zeros(
-        2 * fields + 1 + 2 * CALIBRATION_BINS, dtype=torch.float64, device=objective.reader.model.device
+        2 * fields + 2 + 2 * CALIBRATION_BINS, dtype=torch.float64, device=objective.reader.model.device
     )
     with evaluating(objective):
         for part in rows.split(size) if len(rows) else ():
@@ -510,7 +512,8 @@ def evaluate(
         "loss": float(means.total(objective.config)),
         **{name: float(mean) for name, mean in zip(Losses._fields, means, strict=True)},
         "consistency_residual": float(total[2 * fields] / counts.consistency.clamp(min=1)),
-        "calibration_error": _expected_error(total[2 * fields + 1 :].view(2, -1)),
+        "likelihood_gain": float(total[2 * fields + 1] / counts.warm_up.clamp(min=1)),
+        "calibration_error": _expected_error(total[2 * fields + 2 :].view(2, -1)),
     }
 
 
@@ -531,7 +534,10 @@ def _tally(objective: Objective, data: TrainingData, rows: Tensor) -> Tensor:
         (batch.natural_weights * chosen)[inside],
         CALIBRATION_BINS,
     )
-    parts = torch.stack([*sums, *counts, residual]).double()
+    many = batch.multiplicity[:, None] * chosen[:, :-1]
+    written = torch.where(batch.positions & batch.satisfied[:, None], batch.log_p, 0.0)
+    gain = -(sums.warm_up + (written * many).sum())
+    parts = torch.stack([*sums, *counts, residual, gain]).double()
     return torch.cat([parts, bins.flatten()])
 
 
