@@ -12,8 +12,10 @@ Whole texts go through `features`. A text that is still being written goes throu
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, LlamaModel, PretrainedConfig, PreTrainedModel
@@ -158,11 +160,13 @@ def _widen_left(values: Tensor, width: int) -> Tensor:
 
 
 def _pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens (B, C), at least one place wide, and the mask of what is real."""
-    width = max(1, *(len(row) for row in rows))
-    tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return tokens, torch.arange(width, device=device)[None, :] >= width - lengths[:, None]
+    """Tokens (B, C), at least one place wide, and the mask of what is real; there may be a million rows."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    width = max(1, int(lengths.max(initial=0)))
+    mask = np.arange(width)[None, :] >= width - lengths[:, None]
+    tokens = np.zeros(mask.shape, np.int64)
+    tokens[mask] = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+    return torch.from_numpy(tokens).to(device), torch.from_numpy(mask).to(device)
 
 
 @dataclass(frozen=True)
