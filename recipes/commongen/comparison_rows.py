@@ -83,8 +83,7 @@ def method_line(
     )
     reported = np.array([each.reported for each in sets])
     base = None if alone or other is None else other[1]
-    line = table_row(row, facts["system"], scored, base, reported, command())
-    return {**line, "group": about}
+    return table_row(row, facts["system"], scored, base, reported, command(), group=about)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from progress_log import Clock
@@ -134,7 +134,16 @@ def seconds_a_step(
     return (times[-1] - times[half]) / (len(times) - 1 - half)
 
 
-def share_time(clock: Clock, waiting: Sequence[GuideSettings], reserve: float) -> float:
+class Timed(Protocol):
+    """What asks for time."""
+
+    @property
+    def seconds(self) -> float:
+        """How much, at most."""
+        ...
+
+
+def share_time(clock: Clock, waiting: Sequence[Timed], reserve: float) -> float:
     """Seconds for the first of the guides that wait; all get the same share of what they ask for."""
     asked = sum(each.seconds for each in waiting)
     there = max(0.0, clock.left - reserve)

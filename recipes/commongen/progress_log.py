@@ -56,8 +56,12 @@ class Stages:
 
     def is_done(self, name: str) -> bool:
         """Whether an earlier call has finished this stage, with whatever settings."""
+        return "facts" in self._recorded(name)
+
+    def _recorded(self, name: str) -> dict[str, Any]:
+        """What is on disk about a stage; nothing where it was never begun."""
         path = self.folder / name / _FILE
-        return path.is_file() and "facts" in read_json(path)
+        return read_json(path) if path.is_file() else {}
 
     def run(
         self, name: str, config: Any, after: Sequence[str], work: Callable[[Path], dict[str, Any]]
@@ -66,8 +70,7 @@ class Stages:
         folder = self.folder / name
         digest = digest_json([name, config, *(self._digests[each] for each in ("", *after))])
         self._digests[name] = digest
-        record = folder / _FILE
-        found = read_json(record) if record.is_file() else {}
+        record, found = folder / _FILE, self._recorded(name)
         if found.get("digest") == digest and "facts" in found:
             self.facts[name] = found["facts"]
             self.clock.say(f"{name}: done before")

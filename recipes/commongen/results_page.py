@@ -239,8 +239,8 @@ def guides_table(metrics: dict[str, Any]) -> str:
                 _number(best.get("held_out_likelihood_gain"), 4),
             ]
         )
-    heads = ["guide", "parameters", "steps × texts", "time", "tokens/s", "held-out CE", "held-out ECE"]
-    heads.append("held-out gain, nats a token")
+    heads = ["guide", "parameters", "steps × texts", "time", "tokens/s"]
+    heads += ["held-out CE", "held-out ECE", "held-out gain, nats a token"]
     return _table(heads, lines) if lines else ""
 
 

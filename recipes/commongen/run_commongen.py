@@ -391,8 +391,8 @@ class Study:
         lines = []
         for row, each in scored.items():
             base = None if row.system == BASE else bases.get((row.base_decoding, row.seed))
-            line = table_row(row, self.title(row.system), each, base, self.reported, command)
-            lines.append({**line, "group": self.settings.group})
+            shared = (base, self.reported, command)
+            lines.append(table_row(row, self.title(row.system), each, *shared, group=self.settings.group))
         return lines
 
     def overhead(self, scored: dict[Row, Scored]) -> dict[str, Any]:

@@ -59,9 +59,19 @@ def score_log_p(model: CausalModel, sets: Sequence[ConceptSet], written: Written
 
 
 def table_row(
-    row: Row, title: str, scored: Scored, base: Scored | None, reported: NDArray[np.bool_], command: str
+    row: Row,
+    title: str,
+    scored: Scored,
+    base: Scored | None,
+    reported: NDArray[np.bool_],
+    command: str,
+    *,
+    group: str = "",
 ) -> dict[str, Any]:
-    """One line as it is recorded: of the reported sets, and beside them of all and of the choosing ones."""
+    """One line as it is recorded: of the reported sets, and beside them of all and of the choosing ones.
+
+    `group` is what it is about, where it belongs into a table of its own.
+    """
     found = scored.measures(reported)
     line: dict[str, Any] = {
         "setting": title,
@@ -82,6 +92,7 @@ def table_row(
         "draws_a_text": scored.written.draws / len(reported) or None,
         "base_tokens_a_text": scored.written.drawn_tokens / len(reported) or None,
         "command": command,
+        "group": group,
     }
     if base is not None:
         line["against_base"] = against(scored, base, reported)

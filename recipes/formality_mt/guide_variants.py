@@ -1,7 +1,6 @@
 """Training one guide of the table within the time there is."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -136,10 +135,3 @@ def seconds_a_step(materials: Materials, ready: VariantTexts, variant: GuideVari
     )
     half = len(times) // 2
     return (times[-1] - times[half]) / (len(times) - 1 - half)
-
-
-def share_time(clock: Clock, waiting: Sequence[GuideVariant], reserve: float) -> float:
-    """Seconds for the first of the guides that wait; all get the same share of what they ask for."""
-    asked = sum(each.seconds for each in waiting)
-    there = max(0.0, clock.left - reserve)
-    return waiting[0].seconds * min(1.0, there / asked)

@@ -23,7 +23,8 @@ import neighbours  # noqa: F401  (finds the clock and the stages of the CommonGe
 import numpy as np
 from drawn_texts import Chunk, draw_chunks, read_chunks
 from fudge_texts import Fudge
-from guide_variants import VariantTexts, fresh_guide, share_time, train_variant
+from guide_training import share_time
+from guide_variants import VariantTexts, fresh_guide, train_variant
 from packing import pack_in_pieces
 from progress_log import Clock, Stages
 from results_envelope import envelope

@@ -197,7 +197,7 @@ def learn(
             torch.cuda.synchronize(device)
 
     optimiser = optimiser_for(model, decay=decay)
-    learned = [each for each in model.parameters() if each.requires_grad]
+    learned = [each for group in optimiser.param_groups for each in group["params"]]
     recent = torch.zeros((), device=device)
     tokens = 0
     model.train()
