@@ -25,6 +25,7 @@ from nado.samples import read_samples
 from nado.storage import read_json, write_json
 from nado.study.systems import Written as Text
 from nado.study.systems import save_texts
+from nado.warpers import Warpers
 from small_models import EOS, WORDS, save
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "commongen"
@@ -37,7 +38,7 @@ import results_page  # noqa: E402
 import run_commongen  # noqa: E402
 import run_rounds  # noqa: E402
 from concept_sets import ConceptSet, as_sentence, learned_sets, read_sets, recombine  # noqa: E402
-from dev_decoding import Written  # noqa: E402
+from dev_decoding import Written, write_base  # noqa: E402
 from documents import batches  # noqa: E402
 from drawn_texts import cut_chunks, require_endings  # noqa: E402
 from final_texts import choose_line, final_rows  # noqa: E402
@@ -564,6 +565,25 @@ def test_sentences_are_learned_as_they_are_drawn(place: Path) -> None:
         assert batch.tokens[row, : len(whole)].tolist() == whole
         learned = batch.labels[row][batch.labels[row] >= 0].tolist()
         assert learned == [*text, EOS]
+
+
+@pytest.mark.parametrize("decoding", ["greedy", "beam", "sample"])
+def test_p_has_its_temperature_however_it_writes(place: Path, decoding: str) -> None:
+    """As a model whose logits are larger by themselves; greedy texts alone are those of the raw model."""
+    sets = read_sets(place / "data" / "dev.jsonl")
+    row, settings = Row("base", decoding, 1.0, exact_end=False), RowSettings(("base",), beams=3)
+    raw, sharp, scaled = (load(place / "base", temperature) for temperature in (1.0, 0.2, 1.0))
+    with torch.no_grad():
+        scaled.model.model.norm.weight.div_(0.2)  # type: ignore[union-attr,operator]
+    texts = [write_base(model, sets, row, settings).tokens for model in (raw, sharp, scaled)]
+    assert texts[1] == texts[2]
+    assert (texts[0] == texts[1]) == (decoding == "greedy")
+
+
+def load(base: Path, temperature: float) -> CausalModel:
+    model = load_model(base, length_limit=10, warpers=Warpers(temperature=temperature))
+    assert isinstance(model, CausalModel)
+    return model
 
 
 class Asked(TorchDispatchMode):

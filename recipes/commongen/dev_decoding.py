@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from concept_sets import ConceptSet
 from study_settings import VERIFIED, Row, RowSettings
+from transformers import LogitsProcessorList
 
 from nado.exact_sampling import resample, smc, verified
 from nado.guidance import Guidance
@@ -35,7 +36,7 @@ class Written(NamedTuple):
 
 
 def write_base(model: CausalModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings) -> Written:
-    """What the base alone writes: its own `generate`, nothing of ours in between."""
+    """What the base alone writes: its own `generate`, nothing of ours in between but p's temperature."""
     began, tokens = time.perf_counter(), []
     with _seeded(row, model.device):
         for some in _batches(sets, settings, row):
@@ -46,12 +47,18 @@ def write_base(model: CausalModel, sets: Sequence[ConceptSet], row: Row, setting
                 max_new_tokens=model.length_limit,
                 eos_token_id=model.eos_id,
                 pad_token_id=model.eos_id,
+                logits_processor=LogitsProcessorList(_at_temperature(model.warpers.temperature)),
                 **search(row, settings),
             )
             tokens += [cut(written, model.eos_id) for written in output[:, ids.shape[1] :].tolist()]
     texts = model.decode(tokens)
     finished = [each[-1] == model.eos_id for each in tokens]
     return Written(tidy(texts), tokens, finished, 0, 0.0, time.perf_counter() - began)
+
+
+def _at_temperature(temperature: float) -> list[Any]:
+    """p's own temperature, also with beams: their sums of log p are of the p that is guided, normalised."""
+    return [] if temperature == 1 else [lambda tokens, scores: (scores / temperature).log_softmax(dim=-1)]
 
 
 def write_guided(model: GuidedModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings) -> Written:

@@ -12,10 +12,11 @@ from concept_sets import ConceptSet
 from documents import Batch, Documents, Pieces, batches
 from learning import Schedule, learn, record_slopes, sparse_loss, total_loss, whole_loss
 from progress_log import Clock
-from study_settings import AdapterSettings
+from study_settings import AdapterSettings, BaseSettings
 from torch import Tensor
 
 from nado.huggingface import CausalModel, load_model
+from nado.warpers import Warpers
 
 _LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _DECAY = 0.01
@@ -122,9 +123,11 @@ def mean_loss(model: Any, documents: Sentences) -> float:
     return float(total_loss(model, batch).sum()) / int((batch.labels >= 0).sum())
 
 
-def load_base(base: str, adapter: Path, *, length_limit: int, device: torch.device) -> CausalModel:
-    """p as it is drawn from and guided: the adapter merged into the base."""
-    model = load_model(base, adapter=adapter, length_limit=length_limit, device=device)
+def load_base(base: str, adapter: Path, settings: BaseSettings, *, device: torch.device) -> CausalModel:
+    """p as it is drawn from and guided: the adapter merged into the base, at p's temperature."""
+    warpers = Warpers(temperature=settings.temperature)
+    limit = settings.length_limit
+    model = load_model(base, adapter=adapter, length_limit=limit, warpers=warpers, device=device)
     assert isinstance(model, CausalModel)
     # A converted tokenizer may name another token than the one the model ends its texts with.
     model.tokenizer.eos_token = model.tokenizer.convert_ids_to_tokens(model.eos_id)

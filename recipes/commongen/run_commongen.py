@@ -122,14 +122,14 @@ class Study:
                 length_limit=self.settings.base.length_limit,
             ),
         )
+        self.stages.run(BASE, asdict(self.settings.base), ["adapter"], lambda folder: {})
         pack(folder / "adapter", self.output / "adapter.tar")
 
     @cached_property
     def model(self) -> Any:
         """p."""
         folder = self.stages.folder / "adapter" / "adapter"
-        limit = self.settings.base.length_limit
-        return load_base(self.base, folder, length_limit=limit, device=self.clock.device)
+        return load_base(self.base, folder, self.settings.base, device=self.clock.device)
 
     @cached_property
     def reader(self) -> HuggingFaceReader:
@@ -162,7 +162,7 @@ class Study:
             )
             return {"chunks": len(chunks)}
 
-        folder = self.stages.run(wanted.stage, asdict(wanted), ["adapter"], work)
+        folder = self.stages.run(wanted.stage, asdict(wanted), [BASE], work)
         if not self.labels:  # drawn before, but perhaps not labelled
             self.labels = [label(each) for each in sorted(folder.glob("chunk-*"))]
 
@@ -182,7 +182,7 @@ class Study:
             )
             return describe(samples)
 
-        self.stages.run("dev_samples", asdict(settings), ["adapter"], work)
+        self.stages.run("dev_samples", asdict(settings), [BASE], work)
 
     @cached_property
     def samples(self) -> Samples:
@@ -277,7 +277,7 @@ class Study:
             return {"seconds": written.seconds, "oracle_seconds": written.oracle_seconds}
 
         drawn = self.settings.draw.stage
-        before = "adapter" if system == BASE else drawn if system == UNTRAINED else f"guide-{system}"
+        before = BASE if system == BASE else drawn if system == UNTRAINED else f"guide-{system}"
         for row, settings in self.settings.rows_of(system):
             config = {**asdict(row), "beams": settings.beams}
             folder = self.stages.run(

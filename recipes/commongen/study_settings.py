@@ -21,9 +21,10 @@ _SHARED = ("base", "texts", "adapter", "draw")  # sections that one file can tak
 
 @dataclass(frozen=True)
 class BaseSettings:
-    """The base model."""
+    """The base model, and what makes it p."""
 
     length_limit: int = 32
+    temperature: float = 1.0  # p is the fine-tuned model at this temperature, whatever is done with it
 
 
 @dataclass(frozen=True)

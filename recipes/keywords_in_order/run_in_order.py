@@ -36,7 +36,7 @@ from prepare_keys import ABOUT, TEST, TRAIN
 from progress_log import Clock, Stages
 from run_commongen import pack
 from side_work import Workers, run_with_workers
-from study_settings import Row, RowSettings
+from study_settings import BASE, Row, RowSettings
 from table_rows import score_log_p
 
 from nado.errors import InputError
@@ -91,7 +91,7 @@ class InOrder:
         self.clock.say(f"{len(self.training):,} training texts, {len(self.tested):,} test lists")
         self.adapt()
         for base in (SEQ2SEQ, DA):
-            self.decode(base, base, ["adapter"])
+            self.decode(base, base, [BASE])
         waiting = list(self.settings.guides)
         while waiting:
             if not self.learn(waiting):
@@ -120,14 +120,14 @@ class InOrder:
 
         config = {"adapter": asdict(self.settings.adapter)}
         folder = self.stages.run("adapter", config, [], work)
+        self.stages.run(BASE, asdict(self.settings.base), ["adapter"], lambda folder: {})
         pack(folder / "adapter", self.output / "adapter.tar")
 
     @cached_property
     def model(self) -> CausalModel:
         """p: with keys for a prompt the seq2seq base, with none the domain-adapted one."""
         folder = self.stages.folder / "adapter" / "adapter"
-        limit = self.settings.base.length_limit
-        return load_base(self.base, folder, length_limit=limit, device=self.clock.device)
+        return load_base(self.base, folder, self.settings.base, device=self.clock.device)
 
     @cached_property
     def reader(self) -> HuggingFaceReader:
@@ -156,7 +156,7 @@ class InOrder:
             prompts = self.prompts(base, draw.lists, draw.seed)
             return self.making.draw(prompts, draw.samples, folder, Proposal(), draw.seed)
 
-        self.stages.run(name, asdict(draw), ["adapter"], work)
+        self.stages.run(name, asdict(draw), [BASE], work)
         return name
 
     def bring_references(self, base: str) -> str:
@@ -169,7 +169,7 @@ class InOrder:
             texts = [replace(self.training[at], sees=base == SEQ2SEQ) for at in chosen]
             return self.making.bring(texts, folder)
 
-        self.stages.run(name, asdict(draw), ["adapter"], work)
+        self.stages.run(name, asdict(draw), [BASE], work)
         return name
 
     def sample_q(self, stage: GuideStage) -> str:
