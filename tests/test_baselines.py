@@ -17,13 +17,13 @@ from torch import Tensor
 import small_models
 from frequencies import FALSE_ALARM, fit_p_value, outcome_log_p
 from nado.baselines import METHODS, FudgeFollower, Provisions, RatioModel, Row
-from nado.baselines.beam_search import search_beams
 from nado.baselines.fine_tuning import tune
 from nado.baselines.fudge import train_classifier
 from nado.baselines.keyword_boosting import BoostFollower
 from nado.baselines.keyword_forms import Forms, KeywordForms
 from nado.baselines.method import judge
 from nado.baselines.tuning import choose_settings
+from nado.beam_search import search_beams
 from nado.drawing import DrawingError, draw_rows
 from nado.errors import InputError
 from nado.exact import (

@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 import torch
 from concept_sets import ConceptSet
-from study_settings import VERIFIED, Row, RowSettings
+from study_settings import SEARCH, VERIFIED, Row, RowSettings
 from transformers import LogitsProcessorList
 
+from nado.beam_search import search_beams
 from nado.exact_sampling import resample, smc, verified
 from nado.guidance import Guidance
 from nado.guided import GuidedModel
 from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel
+from nado.language_model import LanguageModel
 from nado.oracles.protocol import Oracle
 
 
@@ -37,6 +39,8 @@ class Written(NamedTuple):
 
 def write_base(model: CausalModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings) -> Written:
     """What the base alone writes: its own `generate`, nothing of ours in between but p's temperature."""
+    if row.decoding == SEARCH:
+        return _write_searched(model, model, sets, settings)
     began, tokens = time.perf_counter(), []
     with _seeded(row, model.device):
         for some in _batches(sets, settings, row):
@@ -67,6 +71,8 @@ def write_guided(model: GuidedModel, sets: Sequence[ConceptSet], row: Row, setti
         return _write_verified(model, sets, row, settings)
     if row.particles:
         return _write_particles(model, sets, row, settings)
+    if row.decoding == SEARCH:
+        return _write_searched(_drawn_from(model, row, sets)[0], model.base, sets, settings)
     guidance = Guidance(strength=row.strength, exact_end=row.exact_end)
     began, written, calls, asked = time.perf_counter(), [], 0, 0.0
     with _seeded(row, model.base.device):
@@ -129,6 +135,18 @@ def _write_particles(
         len(sets) * row.particles,
         int(runs.base_tokens.sum()),
     )
+
+
+def _write_searched(
+    model: LanguageModel[Any], base: CausalModel, sets: Sequence[ConceptSet], settings: RowSettings
+) -> Written:
+    """The best text that beams find, by its mean log p."""
+    began = time.perf_counter()
+    prompts = [each.prompt for each in sets]
+    found = search_beams(model, prompts, settings.beams, length_penalty=1.0, batch_size=settings.batch)
+    tokens = [each.tokens for each in found.rows]
+    texts, finished = tidy(base.decode(tokens)), [each.finished for each in found.rows]
+    return Written(texts, tokens, finished, 0, 0.0, time.perf_counter() - began)
 
 
 def _drawn_from(

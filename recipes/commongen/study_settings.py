@@ -15,6 +15,8 @@ SectionT = TypeVar("SectionT")
 
 BASE, UNTRAINED = "base", "untrained"  # the systems that need no training
 VERIFIED, SMC = "verified", "smc"
+SEARCH = "search"  # beams that rank prefixes by p·R; `beam` is transformers' own, by products of q
+_SEARCHES = ("greedy", "beam", SEARCH)
 _FEWEST_SECONDS = 20.0
 _SHARED = ("base", "texts", "adapter", "draw")  # sections that one file can take from another
 
@@ -125,7 +127,7 @@ class Row:
     """One line of the table: which system writes, and how."""
 
     system: str
-    decoding: str  # greedy, beam, sample, verified, or smc with the number of particles behind it
+    decoding: str  # greedy, beam, search, sample, verified, or smc with the number of particles behind it
     strength: float
     exact_end: bool
     seed: int = 0
@@ -138,7 +140,7 @@ class Row:
     @property
     def base_decoding(self) -> str:
         """How p writes the texts that this line is compared with."""
-        return self.decoding if self.decoding in ("greedy", "beam") else "sample"
+        return self.decoding if self.decoding in _SEARCHES else "sample"
 
     @property
     def name(self) -> str:
@@ -280,8 +282,8 @@ def _require_systems(settings: Settings) -> None:
 
 def _require_decoding(row: Row) -> None:
     count = row.decoding.removeprefix(SMC)
-    if row.decoding in ("greedy", "beam", "sample") or (row.system != BASE and row.decoding == VERIFIED):
+    if row.decoding in (*_SEARCHES, "sample") or (row.system != BASE and row.decoding == VERIFIED):
         return
     if row.system == BASE or count == row.decoding or not count.isdigit() or int(count) < 2:
-        known = "greedy, beam, sample, and of guided systems verified or smc16"
+        known = "greedy, beam, search, sample, and of guided systems verified or smc16"
         raise InputError(f"one of the decodings {known}", row.decoding, "Use one of these.")

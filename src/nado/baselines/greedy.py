@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nado.baselines.beam_search import search_beams
-from nado.baselines.method import Method, Provisions, Settings, System, Texts, Training
+from nado.baselines.method import Method, Provisions, Row, Settings, System, Texts, Training
+from nado.beam_search import search_beams
 from nado.language_model import LanguageModel
 from nado.prompts import Prompt
 
@@ -34,4 +34,5 @@ class Searched:
 
     def write(self, prompts: Sequence[Prompt], seed: int) -> Texts:
         """The best text that was found for each prompt."""
-        return search_beams(self.model, prompts, self.beams, self.length_penalty, self.batch_size)
+        found = search_beams(self.model, prompts, self.beams, self.length_penalty, self.batch_size)
+        return Texts([Row(*each) for each in found.rows], found.base_tokens)

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nado.baselines.beam_search import require_distribution
 from nado.baselines.keyword_forms import Forms, KeywordForms, keyword_forms, no_keywords
 from nado.baselines.method import Method, Provisions, Row, Settings, System, Texts, Training
+from nado.beam_search import require_distribution
 from nado.prompts import Prompt
 
 _TOLERANCE = 2  # a candidate with so many clauses less than the best is still kept

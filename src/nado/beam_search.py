@@ -1,21 +1,40 @@
 """Beam search over any language model of the protocol, many prompts side by side.
 
-transformers' own `generate` needs a transformers model; this searches q, products of models and tables as
-well.
+transformers' own `generate` needs a transformers model; this searches products of models and tables as well.
+And it searches q for what it is: the likeliest texts of p among those that satisfy. A prefix of a guided
+model is ranked by p(prefix) · R(prefix), the mass of satisfied texts that begin with it, and a text that
+ended by p and by what the guide, or the oracle, says of its end. Products of q's next-token probabilities
+would come to the same where R is exact; where it is learned, every step divides by an S that is not quite the
+R before it, and those errors add up along a text (what that costs: benchmarks/LOG.md).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nado.baselines.method import Row, Texts
 from nado.drawing import DrawingError
+from nado.errors import InputError
+from nado.guided_language_model import GuidedLanguageModel, GuidedState
 from nado.language_model import LanguageModel
 from nado.prompts import Prompt
+
+
+class SearchedText(NamedTuple):
+    """One text as tokens."""
+
+    tokens: list[int]  # EOS included when the text ended itself
+    finished: bool
+
+
+class SearchedTexts(NamedTuple):
+    """The best text of each prompt, and the tokens that the model was run for."""
+
+    rows: list[SearchedText]
+    base_tokens: int
 
 
 @dataclass
@@ -37,20 +56,27 @@ def search_beams(
     beams: int,
     length_penalty: float = 0.0,
     batch_size: int = 64,
-) -> Texts:
+) -> SearchedTexts:
     """The best text of each prompt by log p / length^penalty; with 1 beam and no penalty greedy search.
 
-    A prompt is done when nothing under way can still overtake what it has. A text cut at the limit is
-    returned only where completion allows it or where no text ended.
+    Of a guided model by log p + log R, see above. A prompt is done when nothing under way can still overtake
+    what it has. A text cut at the limit is returned only where completion allows it or where no text ended;
+    so is one that the oracle, asked for an exact end, did not let end there. Neither is finished.
     """
-    rows: list[Row] = []
+    if isinstance(model, GuidedLanguageModel) and model.guidance.soft:
+        raise InputError(
+            f"sampling for a target rate of {model.guidance.target_rate:g}",
+            "beam search",
+            "A rate is a property of sampling: draw from the model.",
+        )
+    rows: list[SearchedText] = []
     tokens = 0
     size = max(1, batch_size // beams)
     for first in range(0, len(prompts), size):
         search = _Search(model, prompts[first : first + size], beams, length_penalty)
         rows += search.go()
         tokens += search.base_tokens
-    return Texts(rows, tokens)
+    return SearchedTexts(rows, tokens)
 
 
 class _Search:
@@ -66,12 +92,13 @@ class _Search:
         self.live = torch.arange(len(prompts), device=device)  # (P,) prompts that are still searched
         self.scores = torch.full((len(prompts), beams), -math.inf, device=device)  # (P, K)
         self.scores[:, 0] = 0.0  # beams are equal before the first token: one of them is enough
+        self.log_p = torch.zeros_like(self.scores)  # the model's own part of them: without R
         self.tokens = torch.zeros(len(prompts), beams, 0, dtype=torch.long, device=device)
         self.ended = [_Found() for _ in prompts]
         self.cut = [_Found() for _ in prompts]
         self.base_tokens = 0
 
-    def go(self) -> list[Row]:
+    def go(self) -> list[SearchedText]:
         """From the first token to the last prompt's end."""
         while len(self.live):
             self._advance()
@@ -80,17 +107,18 @@ class _Search:
         for ended, cut in zip(self.ended, self.cut, strict=True):
             whole = cut if ended.tokens is None or (limit and cut.score > ended.score) else ended
             assert whole.tokens is not None
-            rows.append(Row(whole.tokens, limit or whole is ended))
+            at_limit = limit and len(whole.tokens) == self.model.length_limit
+            rows.append(SearchedText(whole.tokens, at_limit or whole is ended))
         return rows
 
     def _advance(self) -> None:
         """One token for every beam; what ends is noted, the rest is cut to the best."""
         self.base_tokens += int(self.scores.isfinite().sum())
-        total = self.scores[..., None] + require_distribution(self.state.log_p).view(
-            *self.scores.shape, -1
-        )  # (P, K, V)
+        log_p, total = self._rank()  # (P, K, V) each
+        self._note_refused(log_p[..., self.model.eos_id], total[..., self.model.eos_id])
         vocabulary = total.shape[-1]
         best, places = total.flatten(1).topk(min(2 * self.beams, total[0].numel()), dim=1)  # (P, 2K)
+        log_p = log_p.flatten(1).gather(1, places)
         sources, chosen = places // vocabulary, places % vocabulary
         ends = (chosen == self.model.eos_id) & best.isfinite()
         self._note_ends(best, sources, ends)
@@ -101,10 +129,40 @@ class _Search:
             kept = torch.nn.functional.pad(kept, (0, missing), value=-math.inf)
             order = torch.nn.functional.pad(order, (0, missing))
         sources, chosen = sources.gather(1, order), chosen.gather(1, order)
+        self._note_dead_ends(kept)
         moved = self.tokens.gather(1, sources[..., None].expand(-1, -1, self.tokens.shape[2]))
         self.tokens = torch.cat([moved, chosen[..., None]], dim=2)
-        self.scores = kept
+        self.scores, self.log_p = kept, log_p.gather(1, order)
         self._go_on(sources, chosen)
+
+    def _rank(self) -> tuple[Tensor, Tensor]:
+        """log p of every continuation, and what it is ranked by: (P, K, V) each."""
+        shape = (*self.scores.shape, -1)
+        guided = isinstance(self.state, GuidedState)
+        next_log_p = require_distribution(self.state.log_p_base if guided else self.state.log_p)
+        log_p = self.log_p[..., None] + next_log_p.view(shape)
+        total = log_p + self.state.step.log_factor.view(shape) if guided else log_p
+        return log_p, torch.where(self.scores.isfinite()[..., None], total, -math.inf)
+
+    def _note_refused(self, log_p: Tensor, total: Tensor) -> None:
+        """Keep the likeliest text that may not end where it would, for a prompt of which none may: (P, K)."""
+        refused = total.isneginf() & self.scores.isfinite() & log_p.isfinite()
+        written = self.tokens.shape[2]
+        best, beams = log_p.masked_fill(~refused, -math.inf).max(dim=1)
+        for place in best.isfinite().nonzero().flatten().tolist():
+            score = float(best[place]) / (written + 1) ** self.penalty
+            self.cut[int(self.live[place])].offer(score, self.tokens[place, beams[place]].tolist())
+
+    def _note_dead_ends(self, kept: Tensor) -> None:
+        """Keep what a prompt has where nothing can follow: it is its text unless one has ended."""
+        written = self.tokens.shape[2]
+        for place in (~kept.isfinite().any(dim=1)).nonzero().flatten().tolist():
+            self._offer_cut(place, written)
+
+    def _offer_cut(self, place: int, written: int) -> None:
+        for beam in self.scores[place].isfinite().nonzero().flatten().tolist():
+            score = float(self.scores[place, beam]) / max(1, written) ** self.penalty
+            self.cut[int(self.live[place])].offer(score, self.tokens[place, beam].tolist())
 
     def _note_ends(self, best: Tensor, sources: Tensor, ends: Tensor) -> None:
         # As usual, an end counts only among the best K: else a poor one could stop a good search.
@@ -118,15 +176,14 @@ class _Search:
         """Step the prompts that are not done."""
         written = self.tokens.shape[2]
         if written >= self.model.length_limit:
-            for place, number in enumerate(self.live.tolist()):
-                for beam in self.scores[place].isfinite().nonzero().flatten().tolist():
-                    score = float(self.scores[place, beam]) / written**self.penalty
-                    self.cut[number].offer(score, self.tokens[place, beam].tolist())
+            for place in range(len(self.live)):
+                self._offer_cut(place, written)
             self.live = self.live[:0]
             return
         found = torch.tensor([self.ended[number].score for number in self.live.tolist()])
-        # log p only falls: divided by the longest length it is more than any continuation can reach.
-        hope = self.scores.amax(dim=1).cpu() / self.model.length_limit**self.penalty
+        # log p only falls, and R is at most 1: divided by the longest length no continuation reaches more.
+        highest = self.log_p.masked_fill(self.scores.isneginf(), -math.inf).amax(dim=1).cpu()
+        hope = highest / self.model.length_limit**self.penalty
         going = ((hope > found) & self.scores.isfinite().any(dim=1).cpu()).nonzero().flatten()
         going = going.to(self.live.device)
         if not len(going):
@@ -134,7 +191,8 @@ class _Search:
             return
         rows = (going[:, None] * self.beams + sources[going]).flatten()
         self.state = self.model.select(self.state, rows)
-        self.live, self.scores, self.tokens = self.live[going], self.scores[going], self.tokens[going]
+        self.live, self.tokens = self.live[going], self.tokens[going]
+        self.scores, self.log_p = self.scores[going], self.log_p[going]
         self.state = self.model.step(self.state, chosen[going].flatten())
 
 

@@ -1,0 +1,140 @@
+"""Beam search over p and over p·R, beside all outcomes of tabular models."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nado.beam_search import search_beams
+from nado.drawing import DrawingError
+from nado.errors import InputError
+from nado.exact import TabularModel, exact_log_r, satisfied_outcomes
+from nado.following import TabularFollower
+from nado.guidance import Guidance
+from nado.guided_language_model import GuidedLanguageModel
+from nado.oracles import BoolArray, Oracle
+from nado.prompts import Prompt
+
+PAIR = Prompt("x", "ab")
+EVERY = 80  # beams for all prefixes there are
+
+
+class HasLetters(Oracle):
+    cheap = True
+
+    def judge(self, conditions: Any, texts: Any) -> BoolArray:
+        return np.array([set(c) <= set(t) for c, t in zip(conditions, texts, strict=True)], dtype=bool)
+
+
+LETTERS = HasLetters()
+
+
+def table(seed: int = 1, completion: Any = "eos") -> TabularModel:
+    return TabularModel.random(["x"], vocabulary_size=4, length_limit=4, completion=completion, seed=seed)
+
+
+def guided(model: TabularModel, log_r: Tensor, **guidance: Any) -> GuidedLanguageModel:
+    follower = TabularFollower({(PAIR.prompt, PAIR.condition): log_r})
+    return GuidedLanguageModel(model, follower, guidance=Guidance(**guidance), oracle=LETTERS)
+
+
+def wrong_log_r(model: TabularModel, seed: int = 5) -> Tensor:
+    """R as far from consistent as can be, where it is not 0 for good."""
+    exact = exact_log_r(model, LETTERS, *PAIR)
+    noise = torch.rand(exact.shape, generator=torch.Generator().manual_seed(seed), dtype=exact.dtype)
+    return torch.where(exact.isneginf(), exact, (0.02 + 0.98 * noise).log())
+
+
+def likeliest(model: TabularModel, allowed: Tensor, penalty: float) -> list[int]:
+    outcomes = model.outcomes("x")
+    scores = outcomes.log_p / outcomes.lengths**penalty
+    best = int(torch.where(allowed, scores, -math.inf).argmax())
+    tokens: list[int] = outcomes.tokens[best, : outcomes.lengths[best]].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("completion", ["eos", "limit"])
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
+def test_with_enough_beams_the_best_text_of_all_is_found(completion: Any, penalty: float) -> None:
+    model = TabularModel.random(["x"], vocabulary_size=3, length_limit=4, completion=completion, seed=4)
+    ended = model.outcomes("x").ended
+    allowed = ended if completion == "eos" else torch.ones_like(ended)
+    found = search_beams(model, [PAIR, PAIR], beams=40, length_penalty=penalty)
+    expected = likeliest(model, allowed, penalty)
+    assert [row.tokens for row in found.rows] == [expected, expected]
+    assert all(row.finished for row in found.rows)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_the_errors_of_a_guide_do_not_add_up(seed: int, penalty: float) -> None:
+    """With an exact end the likeliest satisfied text is found, however wrong R is on the way to it."""
+    model = table(seed)
+    q = guided(model, wrong_log_r(model), exact_end=True)
+    (row,) = search_beams(q, [PAIR], beams=EVERY, length_penalty=penalty).rows
+    satisfied = satisfied_outcomes(model, LETTERS, *PAIR)
+    assert row.tokens == likeliest(model, satisfied, penalty)
+    assert row.finished
+
+
+def test_products_of_q_would_find_another_text() -> None:
+    """What the ranking by p·R is for: the likeliest text of a wrong q is not the likeliest that satisfies."""
+    others = 0
+    for seed in range(4):
+        model = table(seed)
+        q = guided(model, wrong_log_r(model), exact_end=True)
+        outcomes = model.outcomes("x")
+        rows = len(outcomes.lengths)
+        log_q = q.score(["x"] * rows, outcomes.tokens, outcomes.lengths, ["ab"] * rows).sum(dim=1)
+        satisfied = satisfied_outcomes(model, LETTERS, *PAIR)
+        best = int(torch.where(satisfied, log_q, -math.inf).argmax())
+        tokens = outcomes.tokens[best, : outcomes.lengths[best]].tolist()
+        others += tokens != likeliest(model, satisfied, 0.0)
+    assert others
+
+
+def test_few_beams_find_with_a_guide_what_they_miss_without() -> None:
+    """Prefixes are ranked by the satisfied texts behind them; ranked by p alone none of them satisfies."""
+    model = table(3)
+    (alone,) = search_beams(model, [PAIR], beams=2).rows
+    (found,) = search_beams(guided(model, exact_log_r(model, LETTERS, *PAIR)), [PAIR], beams=2).rows
+    texts = model.decode([alone.tokens, found.tokens])
+    assert LETTERS([PAIR.condition] * 2, texts).tolist() == [False, True]
+
+
+def test_a_strength_of_zero_is_the_base() -> None:
+    model = table(2)
+    plain = search_beams(model, [PAIR], beams=3, length_penalty=1.0)
+    assert search_beams(guided(model, wrong_log_r(model), strength=0.0), [PAIR], 3, 1.0) == plain
+
+
+def test_where_no_text_may_end_the_likeliest_refused_one_is_given_and_not_called_finished() -> None:
+    """A condition that nothing satisfies, exact end on: not a text that ran on to the limit."""
+    model = table(1)
+    follower = TabularFollower({("x", "z"): wrong_log_r(model)})
+    q = GuidedLanguageModel(model, follower, guidance=Guidance(exact_end=True), oracle=LETTERS)
+    (row,) = search_beams(q, [Prompt("x", "z")], beams=EVERY, length_penalty=1.0).rows
+    expected = likeliest(model, model.outcomes("x").ended, 1.0)
+    assert not row.finished
+    assert [*row.tokens, model.eos_id] == expected
+
+
+def test_a_target_rate_is_for_sampling() -> None:
+    model = table()
+    with pytest.raises(InputError, match=r"a target rate of 0\.5; found beam search"):
+        search_beams(guided(model, wrong_log_r(model), target_rate=0.5), [PAIR], beams=2)
+
+
+def test_a_model_that_gives_nan_is_refused_and_not_searched() -> None:
+    class Broken:
+        eos_id, length_limit, completion, device = 3, 4, "eos", torch.device("cpu")
+
+        def start(self, prompts: list[str], conditions: list[str]) -> Any:
+            return type("State", (), {"log_p": torch.full((len(prompts), 4), math.nan)})()
+
+    broken: Any = Broken()
+    with pytest.raises(DrawingError, match="nan among them"):
+        search_beams(broken, [PAIR], beams=2)
