@@ -64,8 +64,8 @@ def test_with_enough_beams_the_best_text_of_all_is_found(completion: Any, penalt
     allowed = ended if completion == "eos" else torch.ones_like(ended)
     found = search_beams(model, [PAIR, PAIR], beams=40, length_penalty=penalty)
     expected = likeliest(model, allowed, penalty)
-    assert [row.tokens for row in found.rows] == [expected, expected]
-    assert all(row.finished for row in found.rows)
+    assert [row.tokens for row in found.best] == [expected, expected]
+    assert all(row.finished for row in found.best)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -74,7 +74,7 @@ def test_the_errors_of_a_guide_do_not_add_up(seed: int, penalty: float) -> None:
     """With an exact end the likeliest satisfied text is found, however wrong R is on the way to it."""
     model = table(seed)
     q = guided(model, wrong_log_r(model), exact_end=True)
-    (row,) = search_beams(q, [PAIR], beams=EVERY, length_penalty=penalty).rows
+    (row,) = search_beams(q, [PAIR], beams=EVERY, length_penalty=penalty).best
     satisfied = satisfied_outcomes(model, LETTERS, *PAIR)
     assert row.tokens == likeliest(model, satisfied, penalty)
     assert row.finished
@@ -98,9 +98,9 @@ def test_products_of_q_would_find_another_text() -> None:
 
 def test_few_beams_find_with_a_guide_what_they_miss_without() -> None:
     """Prefixes are ranked by the satisfied texts behind them; ranked by p alone none of them satisfies."""
-    model = table(3)
-    (alone,) = search_beams(model, [PAIR], beams=2).rows
-    (found,) = search_beams(guided(model, exact_log_r(model, LETTERS, *PAIR)), [PAIR], beams=2).rows
+    model = table(0)
+    (alone,) = search_beams(model, [PAIR], beams=2).best
+    (found,) = search_beams(guided(model, exact_log_r(model, LETTERS, *PAIR)), [PAIR], beams=2).best
     texts = model.decode([alone.tokens, found.tokens])
     assert LETTERS([PAIR.condition] * 2, texts).tolist() == [False, True]
 
@@ -111,15 +111,34 @@ def test_a_strength_of_zero_is_the_base() -> None:
     assert search_beams(guided(model, wrong_log_r(model), strength=0.0), [PAIR], 3, 1.0) == plain
 
 
+def test_sizes_below_one_are_refused() -> None:
+    with pytest.raises(InputError, match="beams of at least 1; found 0"):
+        search_beams(table(), [PAIR], beams=0)
+
+
 def test_where_no_text_may_end_the_likeliest_refused_one_is_given_and_not_called_finished() -> None:
     """A condition that nothing satisfies, exact end on: not a text that ran on to the limit."""
     model = table(1)
     follower = TabularFollower({("x", "z"): wrong_log_r(model)})
     q = GuidedLanguageModel(model, follower, guidance=Guidance(exact_end=True), oracle=LETTERS)
-    (row,) = search_beams(q, [Prompt("x", "z")], beams=EVERY, length_penalty=1.0).rows
+    (row,) = search_beams(q, [Prompt("x", "z")], beams=EVERY, length_penalty=1.0).best
     expected = likeliest(model, model.outcomes("x").ended, 1.0)
     assert not row.finished
     assert [*row.tokens, model.eos_id] == expected
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_several_texts_of_a_prompt_come_best_first(penalty: float) -> None:
+    model = table(2)
+    satisfied = satisfied_outcomes(model, LETTERS, *PAIR)
+    outcomes = model.outcomes("x")
+    scores = torch.where(satisfied, outcomes.log_p / outcomes.lengths**penalty, -math.inf)
+    best = scores.argsort(descending=True)[:4].tolist()
+    q = guided(model, wrong_log_r(model), exact_end=True)
+    (found,) = search_beams(q, [PAIR], EVERY, penalty, count=4).found
+    assert [each.tokens for each in found] == [
+        outcomes.tokens[row, : outcomes.lengths[row]].tolist() for row in best
+    ]
 
 
 def test_a_target_rate_is_for_sampling() -> None:

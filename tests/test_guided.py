@@ -474,6 +474,24 @@ def test_with_an_exact_end_every_finished_text_is_satisfied(kind: str, settings:
         assert not all(text.satisfied for text in plain if text.finished)  # or this would prove nothing
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_search_ends_exactly_too_and_says_what_asking_has_cost(kind: str) -> None:
+    model = guided_model(kind)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        conditions = common_words(model)
+    found = model.search_texts(PROMPTS, conditions, beams=8)
+    greedy = model.generate_texts(PROMPTS, conditions)
+    assert found.guidance.exact_end
+    assert found.oracle_calls > greedy.oracle_calls > 0
+    assert found.oracle_seconds > 0
+    assert all(text.satisfied == text.finished for text in found)
+    assert sum(text.finished for text in found) >= max(1, sum(text.finished for text in greedy))
+    plain = model.search_texts(PROMPTS, conditions, beams=2, guidance=Guidance())
+    assert not plain.guidance.exact_end
+    assert [text.tokens for text in plain] != [text.tokens for text in found]
+
+
 def test_texts_carry_what_became_of_them() -> None:
     model = guided_model("llama")
     texts = model.generate_texts(

@@ -103,14 +103,14 @@ batch = 64
 steps = 6
 [[rows]]
 systems = ["base"]
-decodings = ["greedy", "beam"]
+decodings = ["greedy", "beam", "search0.5"]
 beams = 2
 [[rows]]
 systems = ["untrained", "main", "light"]
 exact_end = [false, true]
 [[rows]]
 systems = ["main"]
-decodings = ["beam", "sample"]
+decodings = ["beam", "search0.5", "sample"]
 strengths = [2.0]
 beams = 2
 [[rows]]
@@ -312,7 +312,7 @@ def test_a_second_call_does_nothing_again(
         monkeypatch.setattr(run_commongen, name, None)
     run_commongen.main(arguments(finished))
     said = capsys.readouterr().out
-    assert said.count("done before") == 3 + 3 + len(before) + 1 + 1
+    assert said.count("done before") == 4 + 3 + len(before) + 1 + 1
     assert read_json(finished / "out" / "commongen.json")["metrics"]["rows"] == before
 
 
@@ -377,7 +377,7 @@ def test_without_guides_nothing_is_drawn_and_lines_go_into_a_table_of_their_own(
     (finished / "alone.toml").write_text("\n".join(alone), encoding="utf-8")
     own = {"--settings": finished / "alone.toml", "--work": tmp_path / "work", "--output": tmp_path / "out"}
     run_commongen.main(arguments(finished, *(str(word) for pair in own.items() for word in pair)))
-    assert sorted(each.name for each in (tmp_path / "work").iterdir()) == ["adapter", "rows"]
+    assert sorted(each.name for each in (tmp_path / "work").iterdir()) == ["adapter", "base", "rows"]
     runs = [read_json(folder / "out" / "commongen.json") for folder in (finished, tmp_path)]
     joined = results_page.join_runs(runs)
     assert len(joined["metrics"]["rows"]) == len(runs[0]["metrics"]["rows"]) + 1  # p's line is another p's
@@ -742,7 +742,7 @@ def test_a_misspelt_setting_is_named(tmp_path: Path) -> None:
 def test_the_main_configuration_is_read() -> None:
     settings = read_settings(RECIPE / "main.toml")
     rows = [row.name for section in settings.rows for row in section.rows()]
-    assert len(rows) == len(set(rows)) == 34
+    assert len(rows) == len(set(rows)) == 44
     assert settings.guides["bare"].bare
     assert settings.guides["light"].reads == "light"
     assert isinstance(settings.rows[0], RowSettings)

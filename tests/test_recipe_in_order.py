@@ -222,8 +222,8 @@ def test_a_second_call_does_nothing_again(
         monkeypatch.setattr(run_in_order, name, None)
     assert run_in_order.main(arguments(finished)) == 0
     said = capsys.readouterr().out
-    # The adapter, the lines, the guides, and the samples once for every guide that learns from them.
-    assert said.count("done before") == 1 + len(before) + 5 + 7
+    # The adapter, p, the lines, the guides, and the samples once for every guide that learns from them.
+    assert said.count("done before") == 2 + len(before) + 5 + 7
     assert results(finished)["rows"] == before
 
 

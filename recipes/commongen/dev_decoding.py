@@ -39,8 +39,8 @@ class Written(NamedTuple):
 
 def write_base(model: CausalModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings) -> Written:
     """What the base alone writes: its own `generate`, nothing of ours in between but p's temperature."""
-    if row.decoding == SEARCH:
-        return _write_searched(model, model, sets, settings)
+    if row.kind == SEARCH:
+        return _write_searched(model, model, sets, row, settings)
     began, tokens = time.perf_counter(), []
     with _seeded(row, model.device):
         for some in _batches(sets, settings, row):
@@ -71,8 +71,8 @@ def write_guided(model: GuidedModel, sets: Sequence[ConceptSet], row: Row, setti
         return _write_verified(model, sets, row, settings)
     if row.particles:
         return _write_particles(model, sets, row, settings)
-    if row.decoding == SEARCH:
-        return _write_searched(_drawn_from(model, row, sets)[0], model.base, sets, settings)
+    if row.kind == SEARCH:
+        return _write_searched(_drawn_from(model, row, sets)[0], model.base, sets, row, settings)
     guidance = Guidance(strength=row.strength, exact_end=row.exact_end)
     began, written, calls, asked = time.perf_counter(), [], 0, 0.0
     with _seeded(row, model.base.device):
@@ -138,14 +138,14 @@ def _write_particles(
 
 
 def _write_searched(
-    model: LanguageModel[Any], base: CausalModel, sets: Sequence[ConceptSet], settings: RowSettings
+    model: LanguageModel[Any], base: CausalModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings
 ) -> Written:
-    """The best text that beams find, by its mean log p."""
+    """The best texts that beams find, by log p / length^penalty."""
     began = time.perf_counter()
     prompts = [each.prompt for each in sets]
-    found = search_beams(model, prompts, settings.beams, length_penalty=1.0, batch_size=settings.batch)
-    tokens = [each.tokens for each in found.rows]
-    texts, finished = tidy(base.decode(tokens)), [each.finished for each in found.rows]
+    best = search_beams(model, prompts, settings.beams, row.length_penalty, settings.batch).best
+    tokens = [each.tokens for each in best]
+    texts, finished = tidy(base.decode(tokens)), [each.finished for each in best]
     return Written(texts, tokens, finished, 0, 0.0, time.perf_counter() - began)
 
 

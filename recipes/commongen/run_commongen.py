@@ -249,7 +249,7 @@ class Study:
     def reserve(self, waiting: Sequence[str]) -> float:
         """Seconds that everything but training will take from now on."""
         rows = [row for name in waiting for row, _ in self.settings.rows_of(name)]
-        decoding = sum(_ROW_SECONDS.get(row.decoding, _OTHER_ROW_SECONDS) for row in rows)
+        decoding = sum(_ROW_SECONDS.get(row.kind, _OTHER_ROW_SECONDS) for row in rows)
         final = 0.0 if self.settings.final is None else _FINAL_SECONDS
         costs = 0.0 if self.settings.costs is None else _COST_SECONDS
         return decoding + final + costs + _FILE_SECONDS * len(waiting) + _LAST_SECONDS

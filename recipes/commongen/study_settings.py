@@ -16,7 +16,6 @@ SectionT = TypeVar("SectionT")
 BASE, UNTRAINED = "base", "untrained"  # the systems that need no training
 VERIFIED, SMC = "verified", "smc"
 SEARCH = "search"  # beams that rank prefixes by p·R; `beam` is transformers' own, by products of q
-_SEARCHES = ("greedy", "beam", SEARCH)
 _FEWEST_SECONDS = 20.0
 _SHARED = ("base", "texts", "adapter", "draw")  # sections that one file can take from another
 
@@ -127,20 +126,35 @@ class Row:
     """One line of the table: which system writes, and how."""
 
     system: str
-    decoding: str  # greedy, beam, search, sample, verified, or smc with the number of particles behind it
+    decoding: str  # greedy, beam, search, sample, verified, smc; the last and search with a number
     strength: float
     exact_end: bool
     seed: int = 0
 
     @property
+    def kind(self) -> str:
+        """The decoding without the number behind it."""
+        return self.decoding.rstrip("0123456789.")
+
+    @property
+    def number(self) -> str:
+        """That number: a length penalty, or how many particles."""
+        return self.decoding.removeprefix(self.kind)
+
+    @property
     def particles(self) -> int:
         """Particles of SMC; 0 for other decodings."""
-        return int(self.decoding.removeprefix(SMC)) if self.decoding.startswith(SMC) else 0
+        return int(self.number) if self.kind == SMC else 0
+
+    @property
+    def length_penalty(self) -> float:
+        """Of beams by p·R."""
+        return float(self.number or 1)
 
     @property
     def base_decoding(self) -> str:
         """How p writes the texts that this line is compared with."""
-        return self.decoding if self.decoding in _SEARCHES else "sample"
+        return self.decoding if self.kind in ("greedy", "beam", SEARCH) else "sample"
 
     @property
     def name(self) -> str:
@@ -281,9 +295,12 @@ def _require_systems(settings: Settings) -> None:
 
 
 def _require_decoding(row: Row) -> None:
-    count = row.decoding.removeprefix(SMC)
-    if row.decoding in (*_SEARCHES, "sample") or (row.system != BASE and row.decoding == VERIFIED):
-        return
-    if row.system == BASE or count == row.decoding or not count.isdigit() or int(count) < 2:
-        known = "greedy, beam, search, sample, and of guided systems verified or smc16"
-        raise InputError(f"one of the decodings {known}", row.decoding, "Use one of these.")
+    number, guided = row.number, row.system != BASE
+    known = {
+        SEARCH: not number or number.count(".") < 2,
+        SMC: guided and number.isdigit() and int(number) > 1,
+        VERIFIED: guided and not number,
+    }
+    if not known.get(row.kind, row.decoding in ("greedy", "beam", "sample")):
+        names = "greedy, beam, search, search0.5, sample, and of guided systems verified or smc16"
+        raise InputError(f"one of the decodings {names}", row.decoding, "Use one of these.")

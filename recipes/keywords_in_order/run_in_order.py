@@ -241,7 +241,7 @@ class InOrder:
         """Seconds before the deadline without which a guide is not begun."""
         if not self.later:  # there is no other call to leave it to, but also no use in too short a time
             return _FEWEST_SECONDS + _LAST_SECONDS
-        rows = sum(_ROW_SECONDS[row.decoding] for row, _ in self.settings.rows_of(stage.name))
+        rows = sum(_ROW_SECONDS[row.kind] for row, _ in self.settings.rows_of(stage.name))
         drawing = _ROUND_SECONDS if Q in stage.learn else _DATA_SECONDS
         return drawing + _DATA_SECONDS + seconds + rows + _LAST_SECONDS
 
@@ -251,7 +251,7 @@ class InOrder:
         rounds = sum(Q in each.learn for each in waiting)
         fresh = len({(each.base, kind) for each in waiting for kind in each.learn if kind != Q})
         return (
-            sum(_ROW_SECONDS[row.decoding] for row in rows)
+            sum(_ROW_SECONDS[row.kind] for row in rows)
             + _ROUND_SECONDS * rounds
             + _DATA_SECONDS * (fresh + len(waiting))
             + _LAST_SECONDS

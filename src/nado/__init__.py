@@ -46,6 +46,7 @@ _HOMES = {
     "reject": "nado.exact_sampling",
     "resample": "nado.exact_sampling",
     "save_guide": "nado.guide_files",
+    "search_beams": "nado.beam_search",
     "smc": "nado.exact_sampling",
     "split_by_prompt": "nado.training_data",
     "tempered": "nado.proposals",
@@ -95,6 +96,7 @@ __all__ = [
     "reject",
     "resample",
     "save_guide",
+    "search_beams",
     "smc",
     "split_by_prompt",
     "tempered",
@@ -105,6 +107,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from nado.beam_search import search_beams
     from nado.drawing import draw
     from nado.errors import NadoError
     from nado.exact import TabularModel

@@ -8,16 +8,17 @@ would come to the same where R is exact; where it is learned, every step divides
 R before it, and those errors add up along a text (what that costs: benchmarks/LOG.md).
 """
 
+import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nado.drawing import DrawingError
-from nado.errors import InputError
+from nado.errors import InputError, require_at_least
 from nado.guided_language_model import GuidedLanguageModel, GuidedState
 from nado.language_model import LanguageModel
 from nado.prompts import Prompt
@@ -30,23 +31,17 @@ class SearchedText(NamedTuple):
     finished: bool
 
 
-class SearchedTexts(NamedTuple):
-    """The best text of each prompt, and the tokens that the model was run for."""
+@dataclass(frozen=True)
+class SearchedTexts:
+    """What a search has found, and the tokens that the model was run for."""
 
-    rows: list[SearchedText]
+    found: list[list[SearchedText]]  # of each prompt, the best first
     base_tokens: int
 
-
-@dataclass
-class _Found:
-    """The best text of one prompt so far."""
-
-    score: float = -math.inf
-    tokens: list[int] | None = None
-
-    def offer(self, score: float, tokens: list[int]) -> None:
-        if score > self.score:
-            self.score, self.tokens = score, tokens
+    @property
+    def best(self) -> list[SearchedText]:
+        """The best text of each prompt."""
+        return [texts[0] for texts in self.found]
 
 
 @torch.no_grad()
@@ -56,60 +51,86 @@ def search_beams(
     beams: int,
     length_penalty: float = 0.0,
     batch_size: int = 64,
+    *,
+    count: int = 1,
 ) -> SearchedTexts:
-    """The best text of each prompt by log p / length^penalty; with 1 beam and no penalty greedy search.
+    """The best texts of each prompt by log p / length^penalty, `count` of them; fewer where no more were met.
 
-    Of a guided model by log p + log R, see above. A prompt is done when nothing under way can still overtake
-    what it has. A text cut at the limit is returned only where completion allows it or where no text ended;
-    so is one that the oracle, asked for an exact end, did not let end there. Neither is finished.
+    Of a guided model by log p + log R, see above; with 1 beam and no penalty greedy search over the base. A
+    prompt is done when nothing under way can still overtake what it has. A text cut at the limit is returned
+    only where completion allows it or where too few texts ended; so is one that the oracle, asked for an
+    exact end, did not let end there. Neither is finished.
     """
+    require_at_least(1, beams=beams, count=count, batch_size=batch_size)
     if isinstance(model, GuidedLanguageModel) and model.guidance.soft:
         raise InputError(
             f"sampling for a target rate of {model.guidance.target_rate:g}",
             "beam search",
             "A rate is a property of sampling: draw from the model.",
         )
-    rows: list[SearchedText] = []
+    found: list[list[SearchedText]] = []
     tokens = 0
     size = max(1, batch_size // beams)
     for first in range(0, len(prompts), size):
-        search = _Search(model, prompts[first : first + size], beams, length_penalty)
-        rows += search.go()
+        search = _Search(model, prompts[first : first + size], beams, length_penalty, count)
+        found += search.go()
         tokens += search.base_tokens
-    return SearchedTexts(rows, tokens)
+    return SearchedTexts(found, tokens)
+
+
+@dataclass
+class _Best:
+    """The best texts of one prompt so far."""
+
+    count: int
+    scored: list[tuple[float, list[int]]] = field(default_factory=list)  # the best last
+
+    @property
+    def least(self) -> float:
+        """What a text must surpass to be among them."""
+        return self.scored[0][0] if len(self.scored) == self.count else -math.inf
+
+    def offer(self, score: float, tokens: list[int]) -> None:
+        if score > self.least:
+            bisect.insort(self.scored, (score, tokens), key=lambda each: each[0])
+            del self.scored[: -self.count]
 
 
 class _Search:
     """Some prompts with `beams` rows each."""
 
     def __init__(
-        self, model: LanguageModel[Any], prompts: Sequence[Prompt], beams: int, penalty: float
+        self, model: LanguageModel[Any], prompts: Sequence[Prompt], beams: int, penalty: float, count: int
     ) -> None:
-        self.model, self.beams, self.penalty = model, beams, penalty
+        self.model, self.beams, self.penalty, self.count = model, beams, penalty, count
         asked = [each for each in prompts for _ in range(beams)]
         self.state = model.start([each.prompt for each in asked], [each.condition for each in asked])
         device = model.device
         self.live = torch.arange(len(prompts), device=device)  # (P,) prompts that are still searched
         self.scores = torch.full((len(prompts), beams), -math.inf, device=device)  # (P, K)
         self.scores[:, 0] = 0.0  # beams are equal before the first token: one of them is enough
-        self.log_p = torch.zeros_like(self.scores)  # the model's own part of them: without R
+        self.log_p = torch.zeros_like(self.scores)  # the base's part of them: without R
         self.tokens = torch.zeros(len(prompts), beams, 0, dtype=torch.long, device=device)
-        self.ended = [_Found() for _ in prompts]
-        self.cut = [_Found() for _ in prompts]
+        self.ended = [_Best(count) for _ in prompts]
+        self.cut = [_Best(count) for _ in prompts]
         self.base_tokens = 0
 
-    def go(self) -> list[SearchedText]:
+    def go(self) -> list[list[SearchedText]]:
         """From the first token to the last prompt's end."""
         while len(self.live):
             self._advance()
-        limit = self.model.completion == "limit"
-        rows = []
-        for ended, cut in zip(self.ended, self.cut, strict=True):
-            whole = cut if ended.tokens is None or (limit and cut.score > ended.score) else ended
-            assert whole.tokens is not None
-            at_limit = limit and len(whole.tokens) == self.model.length_limit
-            rows.append(SearchedText(whole.tokens, at_limit or whole is ended))
-        return rows
+        return [self._choose(*each) for each in zip(self.ended, self.cut, strict=True)]
+
+    def _choose(self, ended: _Best, cut: _Best) -> list[SearchedText]:
+        """The best first; texts that did not end come after those that did, unless being cut is an end."""
+        cut_is_end = self.model.completion == "limit"
+        limit = self.model.length_limit
+        others = [
+            (score, SearchedText(tokens, cut_is_end and len(tokens) == limit)) for score, tokens in cut.scored
+        ]
+        whole = [(score, SearchedText(tokens, finished=True)) for score, tokens in ended.scored]
+        ranked = sorted(whole + others, key=lambda each: (each[1].finished, each[0]), reverse=True)
+        return [text for _, text in ranked[: self.count]]
 
     def _advance(self) -> None:
         """One token for every beam; what ends is noted, the rest is cut to the best."""
@@ -129,7 +150,8 @@ class _Search:
             kept = torch.nn.functional.pad(kept, (0, missing), value=-math.inf)
             order = torch.nn.functional.pad(order, (0, missing))
         sources, chosen = sources.gather(1, order), chosen.gather(1, order)
-        self._note_dead_ends(kept)
+        for place in (~kept.isfinite().any(dim=1)).nonzero().flatten().tolist():  # nothing can follow
+            self._offer_cut(place)
         moved = self.tokens.gather(1, sources[..., None].expand(-1, -1, self.tokens.shape[2]))
         self.tokens = torch.cat([moved, chosen[..., None]], dim=2)
         self.scores, self.log_p = kept, log_p.gather(1, order)
@@ -145,46 +167,41 @@ class _Search:
         return log_p, torch.where(self.scores.isfinite()[..., None], total, -math.inf)
 
     def _note_refused(self, log_p: Tensor, total: Tensor) -> None:
-        """Keep the likeliest text that may not end where it would, for a prompt of which none may: (P, K)."""
+        """Keep the likeliest text that may not end where it would, for prompts of which none may: (P, K)."""
         refused = total.isneginf() & self.scores.isfinite() & log_p.isfinite()
-        written = self.tokens.shape[2]
         best, beams = log_p.masked_fill(~refused, -math.inf).max(dim=1)
+        length = self.tokens.shape[2] + 1
         for place in best.isfinite().nonzero().flatten().tolist():
-            score = float(best[place]) / (written + 1) ** self.penalty
+            score = float(best[place]) / length**self.penalty
             self.cut[int(self.live[place])].offer(score, self.tokens[place, beams[place]].tolist())
-
-    def _note_dead_ends(self, kept: Tensor) -> None:
-        """Keep what a prompt has where nothing can follow: it is its text unless one has ended."""
-        written = self.tokens.shape[2]
-        for place in (~kept.isfinite().any(dim=1)).nonzero().flatten().tolist():
-            self._offer_cut(place, written)
-
-    def _offer_cut(self, place: int, written: int) -> None:
-        for beam in self.scores[place].isfinite().nonzero().flatten().tolist():
-            score = float(self.scores[place, beam]) / max(1, written) ** self.penalty
-            self.cut[int(self.live[place])].offer(score, self.tokens[place, beam].tolist())
 
     def _note_ends(self, best: Tensor, sources: Tensor, ends: Tensor) -> None:
         # As usual, an end counts only among the best K: else a poor one could stop a good search.
-        written = self.tokens.shape[2] + 1
+        length = self.tokens.shape[2] + 1
         for place, rank in ends[:, : self.beams].nonzero().tolist():
             tokens = self.tokens[place, sources[place, rank]].tolist()
-            score = float(best[place, rank]) / written**self.penalty
+            score = float(best[place, rank]) / length**self.penalty
             self.ended[int(self.live[place])].offer(score, [*tokens, self.model.eos_id])
+
+    def _offer_cut(self, place: int) -> None:
+        """Keep what a prompt's beams have written: they go no further."""
+        length = max(1, self.tokens.shape[2])
+        for beam in self.scores[place].isfinite().nonzero().flatten().tolist():
+            score = float(self.scores[place, beam]) / length**self.penalty
+            self.cut[int(self.live[place])].offer(score, self.tokens[place, beam].tolist())
 
     def _go_on(self, sources: Tensor, chosen: Tensor) -> None:
         """Step the prompts that are not done."""
-        written = self.tokens.shape[2]
-        if written >= self.model.length_limit:
+        if self.tokens.shape[2] >= self.model.length_limit:
             for place in range(len(self.live)):
-                self._offer_cut(place, written)
+                self._offer_cut(place)
             self.live = self.live[:0]
             return
-        found = torch.tensor([self.ended[number].score for number in self.live.tolist()])
+        least = torch.tensor([self.ended[number].least for number in self.live.tolist()])
         # log p only falls, and R is at most 1: divided by the longest length no continuation reaches more.
         highest = self.log_p.masked_fill(self.scores.isneginf(), -math.inf).amax(dim=1).cpu()
         hope = highest / self.model.length_limit**self.penalty
-        going = ((hope > found) & self.scores.isfinite().any(dim=1).cpu()).nonzero().flatten()
+        going = ((hope > least) & self.scores.isfinite().any(dim=1).cpu()).nonzero().flatten()
         going = going.to(self.live.device)
         if not len(going):
             self.live = self.live[:0]

@@ -51,3 +51,10 @@ class MissingPackageError(NadoError, ImportError):
             "that it is not installed",
             f"Install it with: pip install 'nado-lm[{extra}]'",
         )
+
+
+def require_at_least(least: int, **sizes: int | None) -> None:
+    """Refuse sizes below `least`; those that were not given are None."""
+    for name, size in sizes.items():
+        if size is not None and size < least:
+            raise InputError(f"{name} of at least {least}", f"{size}", f"Ask for {least} or more.")

@@ -15,7 +15,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from nado.beam_search import search_beams
 from nado.composition import Composable, Composition, combine, leaves
 from nado.decomposition import SoftCoefficients, close_at_limit, expected_log_r
 from nado.errors import InputError
@@ -40,6 +41,8 @@ from nado.huggingface.reading import HuggingFaceReader
 from nado.huggingface.shared import require_list
 from nado.oracles.loading import saved_oracle
 from nado.oracles.protocol import Oracle
+from nado.prefixes import PrefixReader
+from nado.prompts import Prompt
 from nado.steering import Positions, Steering
 from nado.tiny import locate_guide
 
@@ -203,23 +206,59 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         Where neither this call nor the model was given a guidance and the oracle is cheap, the exact end is
         on: a finished text always satisfies the oracle. What that costs is told.
         """
-        if guidance is None:
-            guidance = self.guidance or replace(Guidance(), exact_end=self._can_end_exactly)
+        guidance = guidance or self._default_guidance
         output, steering = self._generate(None, prompts, conditions, guidance, settings)
         sequences = output if isinstance(output, Tensor) else output.sequences
         rows = [self._text_of(row) for row in sequences[:, steering.prompt_width :].tolist()]
         repeats = len(rows) // len(steering.conditions)
         dead = [False] * len(rows) if steering.dead_ends is None else steering.dead_ends.tolist()
         finished = [self._is_finished(row) and not lost for row, lost in zip(rows, dead, strict=True)]
+        asked = [steering.conditions[row // repeats] for row in range(len(rows))]
+        return self._judge(asked, rows, finished, dead, guidance, steering.prefixes)
+
+    @torch.no_grad()
+    def search_texts(
+        self,
+        prompts: Sequence[str],
+        conditions: Sequence[str] | None = None,
+        *,
+        beams: int = 5,
+        length_penalty: float = 1.0,
+        batch_size: int = 64,
+        guidance: Guidance | None = None,
+    ) -> GuidedTexts:
+        """Of each prompt the likeliest text of the base that satisfies, as far as beams find it.
+
+        They rank prefixes by p·R and texts by log p / length^penalty; `generate` with `num_beams` ranks both
+        by products of q, in which a guide's errors add up (`beam_search.py`). The exact end is on where it is
+        in `generate_texts`. Where no text may end, a likely one that may not is given, unfinished.
+        """
+        guidance = guidance or self._default_guidance
+        model = GuidedLanguageModel(self.base, self._formula, guidance=guidance, oracle=self.oracle)
+        asked = [Prompt(*each) for each in zip(prompts, conditions or prompts, strict=True)]
+        best = search_beams(model, asked, beams, length_penalty, batch_size).best
+        rows, finished = [each.tokens for each in best], [each.finished for each in best]
+        owners = [each.condition for each in asked]
+        return self._judge(owners, rows, finished, [False] * len(rows), guidance, model.prefixes)
+
+    def _judge(
+        self,
+        conditions: list[str],
+        rows: list[list[int]],
+        finished: list[bool],
+        dead_ends: list[bool],
+        guidance: Guidance,
+        prefixes: PrefixReader | None,
+    ) -> GuidedTexts:
+        """Texts with what the oracle says of them, and what asking it on the way has cost."""
         texts = self.base.decode(rows)
         answers: list[bool | None] = [None] * len(rows)
         if self.oracle is not None:
-            asked = self.oracle([steering.conditions[row // repeats] for row in range(len(rows))], texts)
-            answers = [bool(hit) and ended for hit, ended in zip(asked, finished, strict=True)]
-        found = zip(texts, rows, finished, answers, dead, strict=True)
-        return GuidedTexts(
-            [GuidedText(*each) for each in found], guidance, steering.oracle_calls, steering.seconds
-        )
+            said = self.oracle(conditions, texts)
+            answers = [bool(hit) and ended for hit, ended in zip(said, finished, strict=True)]
+        columns = zip(texts, rows, finished, answers, dead_ends, strict=True)
+        cost = (0, 0.0) if prefixes is None else (prefixes.calls, prefixes.seconds)
+        return GuidedTexts([GuidedText(*each) for each in columns], guidance, *cost)
 
     def inspect(
         self,
@@ -249,8 +288,10 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         return self.guidance or Guidance()
 
     @property
-    def _can_end_exactly(self) -> bool:
-        return self.oracle is not None and self.oracle.cheap and self.base.completion == "eos"
+    def _default_guidance(self) -> Guidance:
+        """What the model was given, or the method itself, with an exact end where that costs little."""
+        cheap = self.oracle is not None and self.oracle.cheap and self.base.completion == "eos"
+        return self.guidance or Guidance(exact_end=cheap)
 
     def _text_of(self, row: list[int]) -> list[int]:
         """Tokens up to EOS and with it."""

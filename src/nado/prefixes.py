@@ -3,6 +3,7 @@
 Training reads the same from labels on disk (`sample_labels.py`); both go through `Oracle.read_prefixes`.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -38,9 +39,11 @@ class PrefixReader:
         self._decode = decode
         self._answers: dict[tuple[str, str], tuple[NDArray[np.bool_], bool]] = {}
         self.calls = 0  # prefixes the oracle was asked about
+        self.seconds = 0.0  # spent on answers
 
     def read(self, conditions: Sequence[str], tokens: Sequence[Sequence[int]]) -> PrefixAnswers:
         """Progress and stop labels of each prefix, on the CPU."""
+        began = time.perf_counter()
         keys = list(zip(conditions, self._decode(tokens), strict=True))
         self._ask([key for key in dict.fromkeys(keys) if key not in self._answers])
         progress = np.full((len(keys), self.bits), -1, dtype=np.int8)
@@ -51,6 +54,7 @@ class PrefixReader:
                 progress[row, : len(own)] = own
         if len(self._answers) > _REMEMBERED:
             self._answers.clear()
+        self.seconds += time.perf_counter() - began
         return PrefixAnswers(torch.from_numpy(progress), torch.from_numpy(stops))
 
     def _ask(self, fresh: list[tuple[str, str]]) -> None:

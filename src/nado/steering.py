@@ -5,7 +5,6 @@ the oracle says of a prefix is a function of the prefix alone. So beams may be r
 at will; keys and values, which do belong to rows, are in the cache.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,7 +67,6 @@ class Steering:
         bits = max(int(guide.config.progress_bits) for guide in guides)
         asks = oracle is not None and (guidance.exact_end or bits > 0)
         self.prefixes = PrefixReader(oracle, base.decode, bits) if asks and oracle is not None else None
-        self.seconds = 0.0  # spent asking the oracle
         self.dead_ends: Tensor | None = None  # bool, one a row
         self._soft: SoftCoefficients | None = None
         self.chunked = False  # the prompt is read in pieces
@@ -81,11 +79,6 @@ class Steering:
         self._looks_back = any(guide.config.reads != "light" for guide in guides)
         self._spread: tuple[Known, ...] = ()  # the same, one row for every row of the search
         self._lengths: Tensor | None = None  # (B', 1) of their conditions
-
-    @property
-    def oracle_calls(self) -> int:
-        """How many different prefixes the oracle was asked about."""
-        return 0 if self.prefixes is None else self.prefixes.calls
 
     def fix_width(self) -> int:
         """Settle on a fixed number of places in the guides' caches; returns it."""
@@ -170,13 +163,11 @@ class Steering:
         assert live is not None
         rows, guided = live.shape
         start, written, repeats = tokens.shape[1] + 1 - guided, tokens.tolist(), rows // len(self.conditions)
-        began = time.perf_counter()
         places = live.nonzero().tolist()
         answers = self.prefixes.read(
             [self.conditions[row // repeats] for row, _ in places],
             [written[row][: start + position] for row, position in places],
         )
-        self.seconds += time.perf_counter() - began
         progress = torch.full((rows, guided, self.prefixes.bits), -1, dtype=torch.int8)
         stops = torch.ones(rows, guided, dtype=torch.bool)
         asked = live.cpu()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nado.checkpoints import Checkpoints, Row, Run
 from nado.compiling import compile_dynamic
-from nado.errors import InputError, NadoError
+from nado.errors import InputError, NadoError, require_at_least
 from nado.guide import Guide
 from nado.objective import (
     Reduced,
@@ -79,20 +79,15 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "micro_batch", "positions_per_text"):
-            _require_at_least(1, name, getattr(self, name))
+            require_at_least(1, **{name: getattr(self, name)})
         for name in ("evaluate_every", "patience", "measure_every", "save_every"):
-            _require_at_least(0, name, getattr(self, name))
+            require_at_least(0, **{name: getattr(self, name)})
         if self.patience and not self.evaluate_every:
             raise InputError(
                 "evaluations to be patient about",
                 f"patience {self.patience} and evaluate_every 0",
                 "Evaluate every few hundred steps, or set patience to 0.",
             )
-
-
-def _require_at_least(least: int, name: str, value: int | None) -> None:
-    if value is not None and value < least:
-        raise InputError(f"{name} of at least {least}", f"{value}", f"Ask for {least} or more.")
 
 
 @dataclass(frozen=True)

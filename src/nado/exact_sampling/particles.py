@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from nado.drawing import default_batch_size
-from nado.errors import InputError
+from nado.errors import InputError, require_at_least
 from nado.exact_sampling.judge import Judge
 from nado.exact_sampling.weighted import (
     WeightedTexts,
     collect,
     invert_weights,
     pair_tasks,
-    require_at_least,
     require_weights,
 )
 from nado.exact_sampling.writing import Writing, number_texts

@@ -12,8 +12,9 @@ from typing import Literal
 import torch
 
 from nado.drawing import default_batch_size
+from nado.errors import require_at_least
 from nado.exact_sampling.judge import Judge, decode_distinct
-from nado.exact_sampling.weighted import pair_tasks, require_at_least
+from nado.exact_sampling.weighted import pair_tasks
 from nado.exact_sampling.writing import Writing, number_texts
 from nado.guided_language_model import GuidedLanguageModel
 from nado.oracles.protocol import Oracle

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nado.drawing import default_batch_size
-from nado.errors import InputError, MismatchError
+from nado.errors import InputError, MismatchError, require_at_least
 from nado.exact_sampling.judge import Judge, decode_distinct
 from nado.exact_sampling.writing import Writing, number_texts
 from nado.guided_language_model import GuidedLanguageModel
@@ -213,10 +213,3 @@ def require_weights(model: GuidedLanguageModel, oracle: Oracle) -> None:
             f"another one, {oracle.name}",
             "Give both the same oracle, or turn exact_end off: q never ends a text that its own refuses.",
         )
-
-
-def require_at_least(least: int, **sizes: int | None) -> None:
-    """Refuse sizes below `least`."""
-    for name, size in sizes.items():
-        if size is not None and size < least:
-            raise InputError(f"{name} of at least {least}", f"{size}", f"Ask for {least} or more.")

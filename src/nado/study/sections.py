@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nado.errors import InputError
+from nado.errors import InputError, require_at_least
 from nado.options import option, required
 
 Auto = Literal["auto"]
@@ -39,7 +39,7 @@ class BaseConfig:
     checkpoint_warpers: bool = option(False, "take the checkpoint's own temperature, top-k and top-p for p")
 
     def __post_init__(self) -> None:
-        _require_at_least(1, length_limit=self.length_limit)
+        require_at_least(1, length_limit=self.length_limit)
         own = (self.temperature, self.top_k, self.top_p, self.forced, self.forbidden)
         if self.checkpoint_warpers and own != (1.0, 0, 1.0, (), ()):
             raise InputError(
@@ -70,7 +70,7 @@ class PromptsConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
             raise InputError("held_out of at least 0 and below 1", f"{self.held_out}", "Try 0.1.")
-        _require_at_least(1, limit=self.limit)
+        require_at_least(1, limit=self.limit)
 
 
 def fill_template(template: str, condition: str) -> str:
@@ -90,7 +90,7 @@ class DrawConfig:
     batch_size: int | None = option(None, "texts drawn side by side (default: by device)")
 
     def __post_init__(self) -> None:
-        _require_at_least(1, samples_per_prompt=self.samples_per_prompt, batch_size=self.batch_size)
+        require_at_least(1, samples_per_prompt=self.samples_per_prompt, batch_size=self.batch_size)
         if not self.proposal_temperature > 0:
             raise InputError("a temperature above 0", f"{self.proposal_temperature}", "Use 1 to draw from p.")
 
@@ -108,7 +108,7 @@ class LabelConfig:
     batch_size: int = option(1024, "texts a call")
 
     def __post_init__(self) -> None:
-        _require_at_least(1, workers=self.workers, batch_size=self.batch_size)
+        require_at_least(1, workers=self.workers, batch_size=self.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class GuideShape:
     seed: int = option(0, "of its first weights", flag="guide_seed")
 
     def __post_init__(self) -> None:
-        _require_at_least(1, size=self.size, layers=self.layers, heads=self.heads, rank=self.rank)
+        require_at_least(1, size=self.size, layers=self.layers, heads=self.heads, rank=self.rank)
         if self.size % (2 * self.heads):
             raise InputError(
                 "a size that is an even multiple of heads", f"{self.size} and {self.heads}", "Try 768 and 12."
@@ -172,6 +172,7 @@ class GenerateConfig:
     count: int = option(4, "texts a prompt")
     search: Literal["sample", "greedy", "beam"] = option("sample", "sample, greedy or beam")
     beams: int = option(4, "beams of beam search")
+    length_penalty: float = option(1.0, "beams' texts are ranked by log p / length^this")
     strength: float = option(1.0, "R to this power: 0 is the base alone, above 1 pulls harder")
     target_rate: float = option(1.0, "share of texts that shall satisfy the oracle")
     exact_end: Literal["off", "on", "both"] = option(
@@ -181,7 +182,7 @@ class GenerateConfig:
     batch_size: int | None = option(None, "texts written side by side (default: by device)")
 
     def __post_init__(self) -> None:
-        _require_at_least(
+        require_at_least(
             1, prompts=self.prompts, count=self.count, beams=self.beams, batch_size=self.batch_size
         )
         if self.search == "greedy" and self.count > 1:
@@ -199,7 +200,7 @@ class EvaluateConfig:
     batch_size: int = option(32, "texts scored at once", flag="scoring_batch_size")
 
     def __post_init__(self) -> None:
-        _require_at_least(1, batch_size=self.batch_size)
+        require_at_least(1, batch_size=self.batch_size)
         if not 0 < self.confidence < 1:
             raise InputError("a confidence between 0 and 1", f"{self.confidence}", "Use 0.95.")
 
@@ -220,7 +221,7 @@ class CompareConfig:
     examples: int = option(20, "prompts whose texts are shown, none of them picked")
 
     def __post_init__(self) -> None:
-        _require_at_least(
+        require_at_least(
             1, tuning_prompts=self.tuning_prompts, training_texts=self.training_texts, examples=self.examples
         )
         if not self.budgets or not all(each > 0 for each in self.budgets):
@@ -263,8 +264,8 @@ class DistributedConfig:
         return self.processes > 1 or self.shares is not None or self.divide_base
 
     def __post_init__(self) -> None:
-        _require_at_least(1, actors=self.actors, attempts=self.attempts, processes=self.processes)
-        _require_at_least(1, shares=self.shares)
+        require_at_least(1, actors=self.actors, attempts=self.attempts, processes=self.processes)
+        require_at_least(1, shares=self.shares)
         if self.shares is not None and self.shares % self.processes:
             expected = f"shares that {self.processes} processes can divide evenly"
             raise InputError(expected, f"{self.shares}", "Use a multiple.")
@@ -279,9 +280,3 @@ def describe_section(config: Any, *left_out: str) -> dict[str, Any]:
     values = {name: value for name, value in asdict(config).items() if name not in left_out}
     described: dict[str, Any] = json.loads(json.dumps(values, default=str))  # as it will be read again
     return described
-
-
-def _require_at_least(least: int, **values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise InputError(f"{name} of at least {least}", f"{value}", f"Ask for {least} or more.")

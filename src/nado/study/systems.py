@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nado.beam_search import search_beams
 from nado.drawing import default_batch_size, draw_rows
 from nado.errors import InputError
 from nado.guidance import Guidance
@@ -26,6 +27,8 @@ from nado.prompts import Prompt
 from nado.proposals import Proposal
 from nado.storage import read_json, write_atomically, write_json
 from nado.study.sections import GenerateConfig
+
+_SEARCHED = 64  # prompts that are searched side by side
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,11 @@ def write_texts(
     """`config.count` texts for each prompt, side by side, judged where there is an oracle."""
     if config.search == "sample":
         written = _sample(system, prompts, config)
+    elif config.search == "beam":
+        written = _search(system, prompts, config)
     else:
         assert fallback is not None
-        written = _search(system.searcher(fallback), prompts, config)
+        written = _decode_greedily(system.searcher(fallback), prompts, config)
     return written if system.oracle is None else judge_texts(written, system.oracle)
 
 
@@ -122,21 +127,27 @@ def _sample(system: System, prompts: Sequence[Prompt], config: GenerateConfig) -
     ]
 
 
-def _search(model: GuidedModel, prompts: Sequence[Prompt], config: GenerateConfig) -> list[Written]:
-    settings: dict[str, Any] = {"do_sample": False}
-    if config.search == "beam":
-        settings |= {"num_beams": config.beams, "num_return_sequences": config.count}
+def _search(system: System, prompts: Sequence[Prompt], config: GenerateConfig) -> list[Written]:
+    size = (config.batch_size or _SEARCHED) * config.beams
+    sizes = (config.beams, config.length_penalty, size)
+    found = search_beams(system.sampler(), prompts, *sizes, count=config.count).found
+    pairs = [(each, text) for each, texts in zip(prompts, found, strict=True) for text in texts]
+    decoded = system.base.decode([text.tokens for _, text in pairs])
+    return [
+        Written(each.prompt, each.condition, words, text.tokens, text.finished)
+        for (each, text), words in zip(pairs, decoded, strict=True)
+    ]
+
+
+def _decode_greedily(model: GuidedModel, prompts: Sequence[Prompt], config: GenerateConfig) -> list[Written]:
     found = []
-    size = config.batch_size or 64
+    size = config.batch_size or _SEARCHED
     for first in range(0, len(prompts), size):
         some = prompts[first : first + size]
-        texts = model.generate_texts(
-            [each.prompt for each in some], [each.condition for each in some], **settings
-        )
-        asked = [each for each in some for _ in range(len(texts) // len(some))]
+        asked = ([each.prompt for each in some], [each.condition for each in some])
         found += [
             Written(each.prompt, each.condition, one.text, one.tokens, one.finished)
-            for each, one in zip(asked, texts, strict=True)
+            for each, one in zip(some, model.generate_texts(*asked, do_sample=False), strict=True)
         ]
     return found
 
