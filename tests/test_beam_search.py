@@ -62,7 +62,7 @@ def test_with_enough_beams_the_best_text_of_all_is_found(completion: Any, penalt
     model = TabularModel.random(["x"], vocabulary_size=3, length_limit=4, completion=completion, seed=4)
     ended = model.outcomes("x").ended
     allowed = ended if completion == "eos" else torch.ones_like(ended)
-    found = search_beams(model, [PAIR, PAIR], beams=40, length_penalty=penalty)
+    found = search_beams(model, [PAIR, PAIR], beams=40, length_penalty=penalty, patient=True)
     expected = likeliest(model, allowed, penalty)
     assert [row.tokens for row in found.best] == [expected, expected]
     assert all(row.finished for row in found.best)
@@ -74,7 +74,7 @@ def test_the_errors_of_a_guide_do_not_add_up(seed: int, penalty: float) -> None:
     """With an exact end the likeliest satisfied text is found, however wrong R is on the way to it."""
     model = table(seed)
     q = guided(model, wrong_log_r(model), exact_end=True)
-    (row,) = search_beams(q, [PAIR], beams=EVERY, length_penalty=penalty).best
+    (row,) = search_beams(q, [PAIR], EVERY, penalty, patient=True).best
     satisfied = satisfied_outcomes(model, LETTERS, *PAIR)
     assert row.tokens == likeliest(model, satisfied, penalty)
     assert row.finished
@@ -103,6 +103,37 @@ def test_few_beams_find_with_a_guide_what_they_miss_without() -> None:
     (found,) = search_beams(guided(model, exact_log_r(model, LETTERS, *PAIR)), [PAIR], beams=2).best
     texts = model.decode([alone.tokens, found.tokens])
     assert LETTERS([PAIR.condition] * 2, texts).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_beam_is_greedy_search_over_q(seed: int) -> None:
+    """Up to its first end, also where another text would have had the higher p."""
+    model = table(seed)
+    q = guided(model, wrong_log_r(model, seed))
+    state, expected = q.start([PAIR.prompt], [PAIR.condition]), []
+    while len(expected) < model.length_limit and model.eos_id not in expected:
+        expected.append(int(state.log_p.argmax()))
+        state = q.step(state, torch.tensor(expected[-1:]))
+    assert search_beams(q, [PAIR], beams=1).best[0].tokens == expected
+
+
+def test_patience_finds_no_worse_texts_and_reads_no_less() -> None:
+    """Without a length penalty there is nothing to wait for."""
+    model = TabularModel.random(["x"], vocabulary_size=6, length_limit=6, seed=3)
+    for penalty in (0.0, 1.0):
+        soon, late = (
+            search_beams(model, [PAIR], beams=4, length_penalty=penalty, patient=patient)
+            for patient in (False, True)
+        )
+        scores = [mean_log_p(model, each.best[0].tokens, penalty) for each in (soon, late)]
+        assert scores[1] >= scores[0]
+        assert late.base_tokens >= soon.base_tokens
+        assert (late.base_tokens > soon.base_tokens) == (penalty > 0)
+
+
+def mean_log_p(model: TabularModel, tokens: list[int], penalty: float) -> float:
+    log_p = model.score(["x"], torch.tensor([tokens]), torch.tensor([len(tokens)])).sum()
+    return float(log_p) / len(tokens) ** penalty
 
 
 def test_a_strength_of_zero_is_the_base() -> None:
@@ -135,7 +166,7 @@ def test_several_texts_of_a_prompt_come_best_first(penalty: float) -> None:
     scores = torch.where(satisfied, outcomes.log_p / outcomes.lengths**penalty, -math.inf)
     best = scores.argsort(descending=True)[:4].tolist()
     q = guided(model, wrong_log_r(model), exact_end=True)
-    (found,) = search_beams(q, [PAIR], EVERY, penalty, count=4).found
+    (found,) = search_beams(q, [PAIR], EVERY, penalty, count=4, patient=True).found
     assert [each.tokens for each in found] == [
         outcomes.tokens[row, : outcomes.lengths[row]].tolist() for row in best
     ]

@@ -59,7 +59,7 @@ guide = "t1"
 budget = 4
 [guides.t1]
 title = "NADO, T = 1"
-beam = true
+beam_strengths = [1.0]
 [guides.warm]
 title = "NADO, T = 2"
 temperature = 2.0

@@ -39,8 +39,8 @@ class Fudge:
             raise InputError("samples that FUDGE can learn from", obstacle, "Leave [fudge] out of the table.")
 
     def write(self, prompts: Sequence[Prompt], row: Row, settings: SearchSettings) -> Lines:
-        """Greedy or beam search over the rescored base."""
-        from nado.baselines.beam_search import search_beams
+        """Greedy or beam search over the rescored base; beams rank prefixes as those of the guides do."""
+        from nado.beam_search import search_beams
 
         usual = self._method.grid(self._given)[0]
         system: Any = self._method.prepare(self._given, {**usual, "strength": row.strength})
@@ -49,16 +49,16 @@ class Fudge:
         # The penalty is that of transformers' beam search: log-probability over length.
         found = search_beams(system.model, asked, beams, 1.0 if beams > 1 else 0.0, settings.batch)
         seconds = time.perf_counter() - began
-        texts = self.base.decode([each.tokens for each in found.rows])
+        texts = self.base.decode([each.tokens for each in found.best])
         labels = label(
             self.oracle,
             [each.condition for each in asked],
             texts,
-            finished=[each.finished for each in found.rows],
+            finished=[each.finished for each in found.best],
         )
         written = [
             Written(each.prompt, each.condition, text, one.tokens, one.finished, bool(satisfied))
-            for each, one, text, satisfied in zip(asked, found.rows, texts, labels.satisfied, strict=True)
+            for each, one, text, satisfied in zip(asked, found.best, texts, labels.satisfied, strict=True)
         ]
         trained = system.training
         facts = {"base_tokens": found.base_tokens, "train_seconds": round(trained.seconds, 1)}

@@ -195,7 +195,7 @@ class Run:
         """The lines of one guide."""
         variant: GuideVariant = self.table.guides[name]
         rows = [Row(name, variant.title, GREEDY, strength) for strength in variant.strengths]
-        rows += [Row(name, variant.title, BEAM)] if variant.beam else []
+        rows += [Row(name, variant.title, BEAM, strength) for strength in variant.beam_strengths]
         chosen = self.table.verified
         if chosen is not None and chosen.guide == name:
             rows.append(Row(VERIFIED, f"{variant.title}, verified", SAMPLE))
@@ -234,7 +234,8 @@ class Run:
             return trained[0].write(self.prompts, row, self.table.search)
 
         rows = [Row(FUDGE, "FUDGE", GREEDY, strength) for strength in settings.strengths]
-        for row in [*rows, Row(FUDGE, "FUDGE", BEAM)]:
+        rows += [Row(FUDGE, "FUDGE", BEAM, strength) for strength in settings.beam_strengths]
+        for row in rows:
             config = {**asdict(settings), **asdict(self.table.search)}
             try:
                 self.line(row, [_samples_name(settings.temperature)], config, partial(work, row))

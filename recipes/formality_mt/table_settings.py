@@ -33,6 +33,7 @@ class FudgeSettings:
     temperature: float = 1.0
     texts: int = 40_000
     strengths: tuple[float, ...] = (1.0, 2.0)
+    beam_strengths: tuple[float, ...] = (1.0,)
     seed: int = 0
 
 
@@ -53,7 +54,7 @@ class GuideVariant:
     temperature: float = 1.0  # its samples were drawn at
     consistency_weight: float | None = None  # None: the study's
     strengths: tuple[float, ...] = (1.0,)
-    beam: bool = False  # decoded with beams, too, at strength 1
+    beam_strengths: tuple[float, ...] = ()  # the same with beams
     seconds: float = 60.0  # of training at most; less where a deadline is near
 
 

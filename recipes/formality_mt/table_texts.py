@@ -58,7 +58,7 @@ def by_length(prompts: Sequence[Prompt]) -> list[Prompt]:
 def search_texts(
     system: System, prompts: Sequence[Prompt], row: Row, settings: SearchSettings, fallback: Guide
 ) -> Lines:
-    """Greedy or beam search, by transformers' own `generate`."""
+    """Greedy decoding by transformers' own `generate`, or the library's beams, which rank prefixes by p·R."""
     beam = row.decoding == BEAM
     config = GenerateConfig(
         search="beam" if beam else "greedy",

@@ -53,13 +53,15 @@ def search_beams(
     batch_size: int = 64,
     *,
     count: int = 1,
+    patient: bool = False,
 ) -> SearchedTexts:
     """The best texts of each prompt by log p / length^penalty, `count` of them; fewer where no more were met.
 
-    Of a guided model by log p + log R, see above; with 1 beam and no penalty greedy search over the base. A
-    prompt is done when nothing under way can still overtake what it has. A text cut at the limit is returned
-    only where completion allows it or where too few texts ended; so is one that the oracle, asked for an
-    exact end, did not let end there. Neither is finished.
+    Of a guided model by log p + log R, see above. A prompt is done when nothing under way would overtake what
+    it has, were it to end now for nothing; a `patient` search goes on while anything still could, however
+    long it got. A single beam is greedy search, up to its first end. A text cut at the limit is returned only
+    where completion allows it or where too few texts ended; so is one that the oracle, asked for an exact
+    end, did not let end there. Neither is finished.
     """
     require_at_least(1, beams=beams, count=count, batch_size=batch_size)
     if isinstance(model, GuidedLanguageModel) and model.guidance.soft:
@@ -72,7 +74,7 @@ def search_beams(
     tokens = 0
     size = max(1, batch_size // beams)
     for first in range(0, len(prompts), size):
-        search = _Search(model, prompts[first : first + size], beams, length_penalty, count)
+        search = _Search(model, prompts[first : first + size], beams, length_penalty, count, patient)
         found += search.go()
         tokens += search.base_tokens
     return SearchedTexts(found, tokens)
@@ -100,9 +102,16 @@ class _Search:
     """Some prompts with `beams` rows each."""
 
     def __init__(
-        self, model: LanguageModel[Any], prompts: Sequence[Prompt], beams: int, penalty: float, count: int
+        self,
+        model: LanguageModel[Any],
+        prompts: Sequence[Prompt],
+        beams: int,
+        penalty: float,
+        count: int,
+        patient: bool,
     ) -> None:
         self.model, self.beams, self.penalty, self.count = model, beams, penalty, count
+        self.patient = patient
         asked = [each for each in prompts for _ in range(beams)]
         self.state = model.start([each.prompt for each in asked], [each.condition for each in asked])
         device = model.device
@@ -200,8 +209,10 @@ class _Search:
         least = torch.tensor([self.ended[number].least for number in self.live.tolist()])
         # log p only falls, and R is at most 1: divided by the longest length no continuation reaches more.
         highest = self.log_p.masked_fill(self.scores.isneginf(), -math.inf).amax(dim=1).cpu()
-        hope = highest / self.model.length_limit**self.penalty
-        going = ((hope > least) & self.scores.isfinite().any(dim=1).cpu()).nonzero().flatten()
+        length = self.model.length_limit if self.patient else self.tokens.shape[2] + 1
+        hope = highest / length**self.penalty
+        ahead = hope > least if self.beams > 1 else least.isneginf()
+        going = (ahead & self.scores.isfinite().any(dim=1).cpu()).nonzero().flatten()
         going = going.to(self.live.device)
         if not len(going):
             self.live = self.live[:0]
