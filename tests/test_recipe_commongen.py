@@ -103,7 +103,7 @@ batch = 64
 steps = 6
 [[rows]]
 systems = ["base"]
-decodings = ["greedy", "beam", "search0.5"]
+decodings = ["greedy", "beam", "search0.5", "searchx3"]
 beams = 2
 [[rows]]
 systems = ["untrained", "main", "light"]
@@ -113,6 +113,10 @@ systems = ["main"]
 decodings = ["beam", "search0.5", "sample"]
 strengths = [2.0]
 beams = 2
+[[rows]]
+systems = ["main"]
+decodings = ["searchx3"]
+exact_end = [true]
 [[rows]]
 systems = ["bare"]
 [[rows]]
@@ -742,7 +746,7 @@ def test_a_misspelt_setting_is_named(tmp_path: Path) -> None:
 def test_the_main_configuration_is_read() -> None:
     settings = read_settings(RECIPE / "main.toml")
     rows = [row.name for section in settings.rows for row in section.rows()]
-    assert len(rows) == len(set(rows)) == 44
+    assert len(rows) == len(set(rows)) == 47
     assert settings.guides["bare"].bare
     assert settings.guides["light"].reads == "light"
     assert isinstance(settings.rows[0], RowSettings)

@@ -142,9 +142,9 @@ def _write_searched(
 ) -> Written:
     """The best texts that beams find, by log p / length^penalty."""
     began = time.perf_counter()
-    prompts = [each.prompt for each in sets]
-    rows = settings.batch * settings.beams  # a step takes as long with all sets as with a few
-    best = search_beams(model, prompts, settings.beams, row.length_penalty, rows).best
+    beams = row.beams(settings.beams)
+    rows = settings.batch * beams  # a step takes as long with all sets as with a few
+    best = search_beams(model, [each.prompt for each in sets], beams, row.length_penalty, rows).best
     tokens = [each.tokens for each in best]
     texts, finished = tidy(base.decode(tokens)), [each.finished for each in best]
     return Written(texts, tokens, finished, 0, 0.0, time.perf_counter() - began)

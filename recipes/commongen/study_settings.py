@@ -1,5 +1,6 @@
 """What a run of the study does, read from a TOML file: unknown names are errors, not silence."""
 
+import re
 import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from itertools import product
@@ -134,11 +135,11 @@ class Row:
     @property
     def kind(self) -> str:
         """The decoding without the number behind it."""
-        return self.decoding.rstrip("0123456789.")
+        return self.decoding.rstrip("0123456789.x")
 
     @property
     def number(self) -> str:
-        """That number: a length penalty, or how many particles."""
+        """What is behind it: a length penalty and, after an x, how many beams; or how many particles."""
         return self.decoding.removeprefix(self.kind)
 
     @property
@@ -149,7 +150,11 @@ class Row:
     @property
     def length_penalty(self) -> float:
         """Of beams by p·R."""
-        return float(self.number or 1)
+        return float(self.number.split("x")[0] or 1)
+
+    def beams(self, usual: int) -> int:
+        """How many of these."""
+        return int(self.number.partition("x")[2] or usual)
 
     @property
     def base_decoding(self) -> str:
@@ -297,10 +302,10 @@ def _require_systems(settings: Settings) -> None:
 def _require_decoding(row: Row) -> None:
     number, guided = row.number, row.system != BASE
     known = {
-        SEARCH: not number or number.count(".") < 2,
+        SEARCH: re.fullmatch(r"(\d+(\.\d+)?)?(x\d+)?", number) is not None,
         SMC: guided and number.isdigit() and int(number) > 1,
         VERIFIED: guided and not number,
     }
     if not known.get(row.kind, row.decoding in ("greedy", "beam", "sample")):
-        names = "greedy, beam, search, search0.5, sample, and of guided systems verified or smc16"
+        names = "greedy, beam, search, search0.5, search0.5x15, sample, and guided verified or smc16"
         raise InputError(f"one of the decodings {names}", row.decoding, "Use one of these.")

@@ -29,6 +29,7 @@ class SearchedText(NamedTuple):
 
     tokens: list[int]  # EOS included when the text ended itself
     finished: bool
+    score: float  # what it is ranked by
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ def search_beams(
         found += search.go()
         tokens += search.base_tokens
     return SearchedTexts(found, tokens)
+
+
+def _best_first(texts: Sequence[SearchedText]) -> list[SearchedText]:
+    """Finished texts before others."""
+    return sorted(texts, key=lambda each: (each.finished, each.score), reverse=True)
 
 
 @dataclass
@@ -134,12 +140,11 @@ class _Search:
         """The best first; texts that did not end come after those that did, unless being cut is an end."""
         cut_is_end = self.model.completion == "limit"
         limit = self.model.length_limit
-        others = [
-            (score, SearchedText(tokens, cut_is_end and len(tokens) == limit)) for score, tokens in cut.scored
+        found = [SearchedText(tokens, True, score) for score, tokens in ended.scored]
+        found += [
+            SearchedText(tokens, cut_is_end and len(tokens) == limit, score) for score, tokens in cut.scored
         ]
-        whole = [(score, SearchedText(tokens, finished=True)) for score, tokens in ended.scored]
-        ranked = sorted(whole + others, key=lambda each: (each[1].finished, each[0]), reverse=True)
-        return [text for _, text in ranked[: self.count]]
+        return _best_first(found)[: self.count]
 
     def _advance(self) -> None:
         """One token for every beam; what ends is noted, the rest is cut to the best."""

@@ -35,4 +35,4 @@ class Searched:
     def write(self, prompts: Sequence[Prompt], seed: int) -> Texts:
         """The best text that was found for each prompt."""
         found = search_beams(self.model, prompts, self.beams, self.length_penalty, self.batch_size)
-        return Texts([Row(*each) for each in found.best], found.base_tokens)
+        return Texts([Row(each.tokens, each.finished) for each in found.best], found.base_tokens)
