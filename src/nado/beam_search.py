@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nado.drawing import DrawingError
 from nado.errors import InputError, require_at_least
+from nado.guidance import Guidance
 from nado.guided_language_model import GuidedLanguageModel, GuidedState
 from nado.language_model import LanguageModel
 from nado.prompts import Prompt
@@ -65,12 +66,8 @@ def search_beams(
     end, did not let end there. Neither is finished.
     """
     require_at_least(1, beams=beams, count=count, batch_size=batch_size)
-    if isinstance(model, GuidedLanguageModel) and model.guidance.soft:
-        raise InputError(
-            f"sampling for a target rate of {model.guidance.target_rate:g}",
-            "beam search",
-            "A rate is a property of sampling: draw from the model.",
-        )
+    if isinstance(model, GuidedLanguageModel):
+        _require_searchable(model.guidance)
     found: list[list[SearchedText]] = []
     tokens = 0
     size = max(1, batch_size // beams)
@@ -79,6 +76,21 @@ def search_beams(
         found += search.go()
         tokens += search.base_tokens
     return SearchedTexts(found, tokens)
+
+
+def _require_searchable(guidance: Guidance) -> None:
+    if guidance.soft:
+        raise InputError(
+            f"sampling for a target rate of {guidance.target_rate:g}",
+            "beam search",
+            "A rate is a property of sampling: draw from the model.",
+        )
+    if guidance.floor:
+        raise InputError(
+            "no floor under beam search",
+            f"a floor of {guidance.floor:g}",
+            "Beams leave dead ends by themselves: they are ranked by their chances.",
+        )
 
 
 def _best_first(texts: Sequence[SearchedText]) -> list[SearchedText]:

@@ -233,6 +233,7 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         by products of q, in which a guide's errors add up (`beam_search.py`). The exact end is on where it is
         in `generate_texts`. Where no text may end, a likely one that may not is given, unfinished.
         """
+        require_list(prompts)
         guidance = guidance or self._default_guidance
         model = GuidedLanguageModel(self.base, self._formula, guidance=guidance, oracle=self.oracle)
         asked = [Prompt(*each) for each in zip(prompts, conditions or prompts, strict=True)]
