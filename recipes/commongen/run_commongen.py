@@ -53,8 +53,7 @@ from nado.storage import digest_file, digest_json, read_json, write_atomically, 
 from nado.versions import versions
 
 # Seconds kept free before the deadline: for a line of the table, for each guide's files, for the rest.
-_ROW_SECONDS = {"greedy": 4.0, "beam": 15.0, "search": 15.0}
-_OTHER_ROW_SECONDS = 10.0
+_ROW_SECONDS = {"greedy": 3.0, "beam": 12.0, "search": 12.0, "sample": 4.0, "verified": 38.0, "smc": 15.0}
 _FILE_SECONDS = 12.0
 _LAST_SECONDS = 45.0
 _FINAL_SECONDS = 60.0
@@ -249,7 +248,7 @@ class Study:
     def reserve(self, waiting: Sequence[str]) -> float:
         """Seconds that everything but training will take from now on."""
         rows = [row for name in waiting for row, _ in self.settings.rows_of(name)]
-        decoding = sum(_ROW_SECONDS.get(row.kind, _OTHER_ROW_SECONDS) for row in rows)
+        decoding = sum(_ROW_SECONDS[row.kind] for row in rows)
         final = 0.0 if self.settings.final is None else _FINAL_SECONDS
         costs = 0.0 if self.settings.costs is None else _COST_SECONDS
         return decoding + final + costs + _FILE_SECONDS * len(waiting) + _LAST_SECONDS

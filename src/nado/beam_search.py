@@ -110,10 +110,10 @@ class _Best:
         """What a text must surpass to be among them."""
         return self.scored[0][0] if len(self.scored) == self.count else -math.inf
 
-    def offer(self, score: float, tokens: list[int]) -> None:
-        if score > self.least:
-            bisect.insort(self.scored, (score, tokens), key=lambda each: each[0])
-            del self.scored[: -self.count]
+    def keep(self, score: float, tokens: list[int]) -> None:
+        """One more, in the worst one's place."""
+        bisect.insort(self.scored, (score, tokens), key=lambda each: each[0])
+        del self.scored[: -self.count]
 
 
 class _Search:
@@ -197,24 +197,31 @@ class _Search:
         refused = total.isneginf() & self.scores.isfinite() & log_p.isfinite()
         best, beams = log_p.masked_fill(~refused, -math.inf).max(dim=1)
         length = self.tokens.shape[2] + 1
-        for place in best.isfinite().nonzero().flatten().tolist():
-            score = float(best[place]) / length**self.penalty
-            self.cut[int(self.live[place])].offer(score, self.tokens[place, beams[place]].tolist())
+        columns = (self.live.tolist(), best.tolist(), beams.tolist())
+        for place, (number, log_p_here, beam) in enumerate(zip(*columns, strict=True)):
+            self._offer(self.cut[number], log_p_here / length**self.penalty, place, beam)
 
     def _note_ends(self, best: Tensor, sources: Tensor, ends: Tensor) -> None:
         # As usual, an end counts only among the best K: else a poor one could stop a good search.
         length = self.tokens.shape[2] + 1
-        for place, rank in ends[:, : self.beams].nonzero().tolist():
-            tokens = self.tokens[place, sources[place, rank]].tolist()
-            score = float(best[place, rank]) / length**self.penalty
-            self.ended[int(self.live[place])].offer(score, [*tokens, self.model.eos_id])
+        counted = ends[:, : self.beams].nonzero(as_tuple=True)
+        columns = (counted[0].tolist(), best[counted].tolist(), sources[counted].tolist())
+        numbers = self.live.tolist()
+        for place, score, beam in zip(*columns, strict=True):
+            end = [self.model.eos_id]
+            self._offer(self.ended[numbers[place]], score / length**self.penalty, place, beam, end)
 
     def _offer_cut(self, place: int) -> None:
         """Keep what a prompt's beams have written: they go no further."""
         length = max(1, self.tokens.shape[2])
-        for beam in self.scores[place].isfinite().nonzero().flatten().tolist():
-            score = float(self.scores[place, beam]) / length**self.penalty
-            self.cut[int(self.live[place])].offer(score, self.tokens[place, beam].tolist())
+        best = self.cut[int(self.live[place])]
+        for beam, score in enumerate(self.scores[place].tolist()):
+            self._offer(best, score / length**self.penalty, place, beam)
+
+    def _offer(self, best: _Best, score: float, place: int, beam: int, end: Sequence[int] = ()) -> None:
+        """Keep what a beam has written if it is better; only then are its tokens fetched from the device."""
+        if score > best.least:
+            best.keep(score, [*self.tokens[place, beam].tolist(), *end])
 
     def _go_on(self, sources: Tensor, chosen: Tensor) -> None:
         """Step the prompts that are not done."""
