@@ -336,7 +336,7 @@ def test_missed_keys_removed_counts_exact_forms_anywhere() -> None:
 def test_the_settings_of_every_corpus_are_read(name: str) -> None:
     settings = read_key_settings(RECIPE / f"{name}.toml")
     rows = [row.name for section in settings.rows for row in section.rows()]
-    assert len(rows) == len(set(rows)) == 10
+    assert len(rows) == len(set(rows)) == 15
     assert [each.name for each in settings.guides] == ["nado", "rounds", "warm", "warm_rounds", "da_nado"]
 
 
