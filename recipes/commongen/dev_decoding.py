@@ -16,7 +16,6 @@ from nado.guidance import Guidance
 from nado.guided import GuidedModel
 from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel
-from nado.language_model import LanguageModel
 from nado.oracles.protocol import Oracle
 
 
@@ -40,7 +39,7 @@ class Written(NamedTuple):
 def write_base(model: CausalModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings) -> Written:
     """What the base alone writes: its own `generate`, nothing of ours in between but p's temperature."""
     if row.kind == SEARCH:
-        return _write_searched(model, model, sets, row, settings)
+        return _search_base(model, sets, row, settings)
     began, tokens = time.perf_counter(), []
     with _seeded(row, model.device):
         for some in _batches(sets, settings, row):
@@ -66,18 +65,19 @@ def _at_temperature(temperature: float) -> list[Any]:
 
 
 def write_guided(model: GuidedModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings) -> Written:
-    """What a guided model writes: by transformers' own `generate`, or by exact sampling on top."""
+    """What a guided model writes: by `generate`, by beams over p·R, or by exact sampling on top."""
     if row.decoding == VERIFIED:
         return _write_verified(model, sets, row, settings)
     if row.particles:
         return _write_particles(model, sets, row, settings)
-    if row.kind == SEARCH:
-        return _write_searched(_drawn_from(model, row, sets)[0], model.base, sets, row, settings)
     guidance = Guidance(strength=row.strength, exact_end=row.exact_end)
     began, written, calls, asked = time.perf_counter(), [], 0, 0.0
     with _seeded(row, model.base.device):
         for some in _batches(sets, settings, row):
-            found = model.generate_texts(*_asked(some), guidance=guidance, **search(row, settings))
+            if row.kind == SEARCH:
+                found = model.search_texts(*_asked(some), guidance=guidance, **_beams(row, settings))
+            else:
+                found = model.generate_texts(*_asked(some), guidance=guidance, **search(row, settings))
             written += found.texts
             calls, asked = calls + found.oracle_calls, asked + found.oracle_seconds
     return Written(
@@ -137,17 +137,19 @@ def _write_particles(
     )
 
 
-def _write_searched(
-    model: LanguageModel[Any], base: CausalModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings
-) -> Written:
-    """The best texts that beams find, by log p / length^penalty."""
+def _search_base(model: CausalModel, sets: Sequence[ConceptSet], row: Row, settings: RowSettings) -> Written:
+    """The base's own texts by the beams that search q."""
     began = time.perf_counter()
-    beams = row.beams(settings.beams)
-    rows = settings.batch * beams  # a step takes as long with all sets as with a few
-    best = search_beams(model, [each.prompt for each in sets], beams, row.length_penalty, rows).best
+    best = search_beams(model, [each.prompt for each in sets], **_beams(row, settings)).best
     tokens = [each.tokens for each in best]
-    texts, finished = tidy(base.decode(tokens)), [each.finished for each in best]
+    texts, finished = tidy(model.decode(tokens)), [each.finished for each in best]
     return Written(texts, tokens, finished, 0, 0.0, time.perf_counter() - began)
+
+
+def _beams(row: Row, settings: RowSettings) -> dict[str, Any]:
+    """What such a search is told; a step takes as long with all sets as with a few."""
+    beams = row.beams(settings.beams)
+    return {"beams": beams, "length_penalty": row.length_penalty, "batch_size": settings.batch * beams}
 
 
 def _drawn_from(

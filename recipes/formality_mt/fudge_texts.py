@@ -7,6 +7,7 @@ from typing import Any
 from table_settings import FudgeSettings, SearchSettings
 from table_texts import BEAM, Lines, Row, by_length
 
+from nado.beam_search import search_beams
 from nado.errors import InputError
 from nado.labeling import label
 from nado.oracles import Oracle
@@ -40,8 +41,6 @@ class Fudge:
 
     def write(self, prompts: Sequence[Prompt], row: Row, settings: SearchSettings) -> Lines:
         """Greedy or beam search over the rescored base; beams rank prefixes as those of the guides do."""
-        from nado.beam_search import search_beams
-
         usual = self._method.grid(self._given)[0]
         system: Any = self._method.prepare(self._given, {**usual, "strength": row.strength})
         beams = settings.beams if row.decoding == BEAM else 1

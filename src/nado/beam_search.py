@@ -136,7 +136,7 @@ class _Search:
         self.live = torch.arange(len(prompts), device=device)  # (P,) prompts that are still searched
         self.scores = torch.full((len(prompts), beams), -math.inf, device=device)  # (P, K)
         self.scores[:, 0] = 0.0  # beams are equal before the first token: one of them is enough
-        self.log_p = torch.zeros_like(self.scores)  # the base's part of them: without R
+        self.log_p = self.scores.clone()  # the base's part of them, without R; −inf where there is no beam
         self.tokens = torch.zeros(len(prompts), beams, 0, dtype=torch.long, device=device)
         self.ended = [_Best(count) for _ in prompts]
         self.cut = [_Best(count) for _ in prompts]
@@ -180,7 +180,8 @@ class _Search:
             self._offer_cut(place)
         moved = self.tokens.gather(1, sources[..., None].expand(-1, -1, self.tokens.shape[2]))
         self.tokens = torch.cat([moved, chosen[..., None]], dim=2)
-        self.scores, self.log_p = kept, log_p.gather(1, order)
+        self.scores = kept
+        self.log_p = log_p.gather(1, order).masked_fill(kept.isneginf(), -math.inf)
         self._go_on(sources, chosen)
 
     def _rank(self) -> tuple[Tensor, Tensor]:
@@ -189,12 +190,11 @@ class _Search:
         guided = isinstance(self.state, GuidedState)
         next_log_p = require_distribution(self.state.log_p_base if guided else self.state.log_p)
         log_p = self.log_p[..., None] + next_log_p.view(shape)
-        total = log_p + self.state.step.log_factor.view(shape) if guided else log_p
-        return log_p, torch.where(self.scores.isfinite()[..., None], total, -math.inf)
+        return log_p, log_p + self.state.step.log_factor.view(shape) if guided else log_p
 
     def _note_refused(self, log_p: Tensor, total: Tensor) -> None:
         """Keep the likeliest text that may not end where it would, for prompts of which none may: (P, K)."""
-        refused = total.isneginf() & self.scores.isfinite() & log_p.isfinite()
+        refused = total.isneginf() & log_p.isfinite()
         best, beams = log_p.masked_fill(~refused, -math.inf).max(dim=1)
         length = self.tokens.shape[2] + 1
         columns = (self.live.tolist(), best.tolist(), beams.tolist())
@@ -232,11 +232,11 @@ class _Search:
             return
         least = torch.tensor([self.ended[number].least for number in self.live.tolist()])
         # log p only falls, and R is at most 1: divided by the longest length no continuation reaches more.
-        highest = self.log_p.masked_fill(self.scores.isneginf(), -math.inf).amax(dim=1).cpu()
+        highest = self.log_p.amax(dim=1).cpu()
         length = self.model.length_limit if self.patient else self.tokens.shape[2] + 1
         hope = highest / length**self.penalty
         ahead = hope > least if self.beams > 1 else least.isneginf()
-        going = (ahead & self.scores.isfinite().any(dim=1).cpu()).nonzero().flatten()
+        going = (ahead & highest.isfinite()).nonzero().flatten()
         going = going.to(self.live.device)
         if not len(going):
             self.live = self.live[:0]

@@ -78,10 +78,20 @@ class TrainingConfig:
     trackers: tuple[str, ...] = option((), "where to log as well: tensorboard, wandb")
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "micro_batch", "positions_per_text"):
-            require_at_least(1, **{name: getattr(self, name)})
-        for name in ("evaluate_every", "patience", "measure_every", "save_every"):
-            require_at_least(0, **{name: getattr(self, name)})
+        require_at_least(
+            1,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            micro_batch=self.micro_batch,
+            positions_per_text=self.positions_per_text,
+        )
+        require_at_least(
+            0,
+            evaluate_every=self.evaluate_every,
+            patience=self.patience,
+            measure_every=self.measure_every,
+            save_every=self.save_every,
+        )
         if self.patience and not self.evaluate_every:
             raise InputError(
                 "evaluations to be patient about",
