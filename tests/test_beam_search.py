@@ -1,6 +1,7 @@
 """Beam search over p and over p·R, beside all outcomes of tabular models."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,29 @@ def test_patience_finds_no_worse_texts_and_reads_no_less() -> None:
 def mean_log_p(model: TabularModel, tokens: list[int], penalty: float) -> float:
     log_p = model.score(["x"], torch.tensor([tokens]), torch.tensor([len(tokens)])).sum()
     return float(log_p) / len(tokens) ** penalty
+
+
+@pytest.mark.parametrize("exact_end", [False, True])
+def test_prompts_that_leave_by_halves_find_the_same_and_count_the_same(
+    exact_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, whose step is recorded for a number of rows: those that are done stay for a while."""
+    names = [f"x{number}" for number in range(16)]
+    model = TabularModel.random(names, vocabulary_size=5, length_limit=6, seed=6)
+    tables = {(name, "ab"): exact_log_r(model, LETTERS, name, "ab") for name in names}
+    guidance = Guidance(exact_end=exact_end)
+    q = GuidedLanguageModel(model, TabularFollower(tables), guidance=guidance, oracle=LETTERS)
+    prompts = [Prompt(name, "ab") for name in names]
+    sizes: list[int] = []
+    step = q.step
+    monkeypatch.setattr(q, "step", lambda state, tokens: (sizes.append(len(tokens)), step(state, tokens))[1])
+    at_once = search_beams(q, prompts, beams=3)
+    seen_at_once, sizes[:] = list(sizes), []
+    monkeypatch.setattr("nado.beam_search.has_fixed_rows", lambda model: True)
+    by_halves = search_beams(q, prompts, beams=3)
+    assert by_halves == at_once
+    assert len(set(seen_at_once)) > len(set(sizes)) > 1
+    assert all(now == before or 2 * now <= before for before, now in pairwise(sizes))
 
 
 def test_a_strength_of_zero_is_the_base() -> None:

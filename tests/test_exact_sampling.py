@@ -535,7 +535,7 @@ def test_results_do_not_depend_on_the_batch(
 ) -> None:
     """`padded` is how captured GPU steps go on: rows that no text holds any more stay in the batch."""
     expected = draw_everything(several(TabularModel), 1000)
-    monkeypatch.setattr(writing, "_can_shrink", lambda model: not padded)
+    monkeypatch.setattr(writing, "has_fixed_rows", lambda model: padded)
     for batch_size in (1, 7, 64):
         assert draw_everything(several(kind), batch_size) == expected
 
@@ -574,18 +574,22 @@ def test_seeds_count_and_more_draws_leave_the_first_as_they_are() -> None:
 # --- verified -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_a_verified_text_is_the_first_that_satisfies(at_once: int) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "ends"),
+    [({}, range(1, 9)), ({"at_once": 3}, (3, 6, 8)), ({"doubling": True}, (1, 2, 4, 8))],
+    ids=["one by one", "three at once", "doubling"],
+)
+def test_a_verified_text_is_the_first_that_satisfies(rounds: dict[str, Any], ends: Sequence[int]) -> None:
     model, prompts = several(TabularModel), ["x"] * 40
     conditions = ["ab", "c", "", "abc"] * 10
-    found = verified(model, prompts, conditions, ORACLE, budget=8, at_once=at_once, seed=9)
+    found = verified(model, prompts, conditions, ORACLE, budget=8, seed=9, **rounds)
     texts = draw_weighted(model, prompts, conditions, ORACLE, count=8, seed=9)
     satisfied, lengths = texts.satisfied.view(40, 8), texts.lengths.view(40, 8)
     statuses = set()
     for row, each in enumerate(found):
         statuses.add(each.status)
         hits = satisfied[row].nonzero().flatten().tolist()
-        spent = min(8, -(-(hits[0] + 1) // at_once) * at_once) if hits else 8
+        spent = next(end for end in ends if end > hits[0]) if hits else 8
         assert (each.draws, each.base_tokens) == (spent, int(lengths[row, :spent].sum()))
         if not hits:
             assert (each.status, each.text, each.tokens) == ("not found", None, None)
@@ -670,7 +674,7 @@ def test_real_models_with_progress(kind: str, exact_end: bool, monkeypatch: pyte
     assert texts.satisfied.any()
     assert not exact_end or torch.equal(texts.satisfied, texts.finished)
     for padded in (False, True):
-        monkeypatch.setattr(writing, "_can_shrink", lambda model, padded=padded: not padded)
+        monkeypatch.setattr(writing, "has_fixed_rows", lambda model, padded=padded: padded)
         single = smc(model, PROMPTS, wanted, oracle, batch_size=1, **rest)
         assert single.particles.texts == texts.texts
         positive = ~texts.log_weights.isneginf()

@@ -96,7 +96,7 @@ def _write_verified(
     """Only texts that the oracle has said yes to; the nearest miss where none was found."""
     began = time.perf_counter()
     drawn = _drawn_from(model, row, sets)
-    found = verified(*drawn, budget=settings.budget, seed=row.seed, batch_size=settings.batch)
+    found = verified(*drawn, budget=settings.budget, doubling=True, seed=row.seed, batch_size=settings.batch)
     misses = [each.partial.unverified_text for each in found if each.partial is not None]
     missed = zip(misses, model.base.encode_texts(misses) if misses else [], strict=True)
     rows = [

@@ -53,7 +53,7 @@ from nado.versions import versions
 from recording import record
 
 # Seconds kept free before the deadline: for a line of the table, for a round's draws, for reading samples.
-_ROW_SECONDS = {"greedy": 9.0, "sample": 12.0, "beam": 40.0, "search": 40.0}
+_ROW_SECONDS = {"greedy": 6.0, "sample": 8.0, "beam": 40.0, "search": 15.0}
 _ROUND_SECONDS = 45.0
 _DATA_SECONDS = 20.0
 _LAST_SECONDS = 20.0

@@ -21,7 +21,7 @@ from nado.drawing import DrawingError
 from nado.errors import InputError, require_at_least
 from nado.guidance import Guidance
 from nado.guided_language_model import GuidedLanguageModel, GuidedState
-from nado.language_model import LanguageModel
+from nado.language_model import LanguageModel, has_fixed_rows
 from nado.prompts import Prompt
 
 
@@ -130,10 +130,11 @@ class _Search:
     ) -> None:
         self.model, self.beams, self.penalty, self.count = model, beams, penalty, count
         self.patient = patient
+        self.by_halves = has_fixed_rows(model)  # how prompts that are done leave
         asked = [each for each in prompts for _ in range(beams)]
         self.state = model.start([each.prompt for each in asked], [each.condition for each in asked])
         device = model.device
-        self.live = torch.arange(len(prompts), device=device)  # (P,) prompts that are still searched
+        self.live = torch.arange(len(prompts), device=device)  # (P,) prompts that have rows
         self.scores = torch.full((len(prompts), beams), -math.inf, device=device)  # (P, K)
         self.scores[:, 0] = 0.0  # beams are equal before the first token: one of them is enough
         self.log_p = self.scores.clone()  # the base's part of them, without R; −inf where there is no beam
@@ -176,7 +177,9 @@ class _Search:
             kept = torch.nn.functional.pad(kept, (0, missing), value=-math.inf)
             order = torch.nn.functional.pad(order, (0, missing))
         sources, chosen = sources.gather(1, order), chosen.gather(1, order)
-        for place in (~kept.isfinite().any(dim=1)).nonzero().flatten().tolist():  # nothing can follow
+        chosen = chosen.masked_fill(kept.isneginf(), self.model.eos_id)  # nobody asks about a row that ended
+        stuck = self._searched() & ~kept.isfinite().any(dim=1)
+        for place in stuck.nonzero().flatten().tolist():  # nothing can follow
             self._offer_cut(place)
         moved = self.tokens.gather(1, sources[..., None].expand(-1, -1, self.tokens.shape[2]))
         self.tokens = torch.cat([moved, chosen[..., None]], dim=2)
@@ -226,7 +229,7 @@ class _Search:
     def _go_on(self, sources: Tensor, chosen: Tensor) -> None:
         """Step the prompts that are not done."""
         if self.tokens.shape[2] >= self.model.length_limit:
-            for place in range(len(self.live)):
+            for place in self._searched().nonzero().flatten().tolist():
                 self._offer_cut(place)
             self.live = self.live[:0]
             return
@@ -236,16 +239,28 @@ class _Search:
         length = self.model.length_limit if self.patient else self.tokens.shape[2] + 1
         hope = highest / length**self.penalty
         ahead = hope > least if self.beams > 1 else least.isneginf()
-        going = (ahead & highest.isfinite()).nonzero().flatten()
-        going = going.to(self.live.device)
-        if not len(going):
+        searched = ahead & highest.isfinite()
+        if not searched.any():
             self.live = self.live[:0]
             return
-        rows = (going[:, None] * self.beams + sources[going]).flatten()
+        done = (~searched).to(self.live.device)[:, None]
+        self.scores, self.log_p = (each.masked_fill(done, -math.inf) for each in (self.scores, self.log_p))
+        chosen = chosen.masked_fill(done, self.model.eos_id)
+        leaving = not self.by_halves or 2 * int(searched.sum()) <= len(searched)
+        kept = searched.nonzero().flatten() if leaving else torch.arange(len(searched))
+        self._keep(kept.to(self.live.device), sources, chosen)
+
+    def _keep(self, kept: Tensor, sources: Tensor, chosen: Tensor) -> None:
+        """Step these prompts' beams."""
+        rows = (kept[:, None] * self.beams + sources[kept]).flatten()
         self.state = self.model.select(self.state, rows)
-        self.live, self.tokens = self.live[going], self.tokens[going]
-        self.scores, self.log_p = self.scores[going], self.log_p[going]
-        self.state = self.model.step(self.state, chosen[going].flatten())
+        self.live, self.tokens = self.live[kept], self.tokens[kept]
+        self.scores, self.log_p = self.scores[kept], self.log_p[kept]
+        self.state = self.model.step(self.state, chosen[kept].flatten())
+
+    def _searched(self) -> Tensor:
+        """Prompts with a beam that may still become a text: bool (P,)."""
+        return self.log_p.isfinite().any(dim=1)
 
 
 def require_distribution(log_p: Tensor) -> Tensor:

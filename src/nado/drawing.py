@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nado.errors import InputError, NadoError
-from nado.language_model import LanguageModel, Preparing, Refillable, Sampling, is_finished, is_refillable
+from nado.language_model import (
+    LanguageModel,
+    Preparing,
+    Refillable,
+    Sampling,
+    has_fixed_rows,
+    is_finished,
+    is_refillable,
+)
 from nado.noise import sample, uniforms
 from nado.progress import Listener, Meter, Progress
 from nado.prompts import Prompt
@@ -265,8 +273,7 @@ class _Loop:
         self.guides_p = len(proposal.models) == 1 and getattr(proposal.models[0], "base", None) is model
         self.models = [*proposal.models] if self.guides_p else [model, *proposal.models]
         self.refillable = all(is_refillable(each) for each in self.models)
-        # Captured GPU steps have a fixed shape: shrinking would mean recording them again.
-        self.shrinkable = not (self.refillable and model.device.type == "cuda")
+        self.shrinkable = not all(has_fixed_rows(each) for each in self.models)
         self.sampler = cast(Sampling[Any], model) if proposal.is_p and _has(model, "sample") else None
         self.readers = [cast(Preparing[Any], each) for each in self.models if _has(each, "prepare")]
         self.taken = 0  # rows that have been started

@@ -168,3 +168,8 @@ def is_refillable(model: LanguageModel[Any]) -> bool:
     """Whether rows can be refilled: the method is there, and the model does not say that it cannot."""
     # Not isinstance: before Python 3.12 that evaluates every property of the protocol.
     return callable(getattr(model, "refill", None)) and bool(getattr(model, "refillable", True))
+
+
+def has_fixed_rows(model: LanguageModel[Any]) -> bool:
+    """Whether a step is recorded for as many rows as there are: with fewer it would be recorded again."""
+    return is_refillable(model) and model.device.type == "cuda"

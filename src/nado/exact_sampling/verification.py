@@ -65,30 +65,35 @@ def verified(
     *,
     budget: int = 16,
     at_once: int = 1,
+    doubling: bool = False,
     seed: int = 0,
     batch_size: int | None = None,
 ) -> list[Verified]:
     """For every prompt a text that satisfies the oracle, within `budget` draws, or "not found".
 
     Prompts are drawn together, in rounds; a prompt that has its text leaves. `at_once` draws of a prompt are
-    made in each round: the text found is the same, sooner, for more base tokens. A text that comes below the
-    guidance's floor is given up and counts as a draw.
+    made in each round: the text found is the same, sooner, for more base tokens. With `doubling` each round
+    makes as many as all rounds before it, so that a stubborn prompt costs few rounds. A text that comes below
+    the guidance's floor is given up and counts as a draw.
     """
     tasks = pair_tasks(prompts, conditions)
     require_at_least(1, budget=budget, at_once=at_once, batch_size=batch_size)
     batch_size = batch_size or default_batch_size(model)
     judge = Judge(model, oracle, tasks)
     searches = [_Search(task) for task in tasks]
-    for first in range(0, budget, at_once):
+    first = 0
+    while first < budget:
         wanted = [number for number, search in enumerate(searches) if search.text is None]
         if not wanted:
             break
-        attempts = torch.arange(first, min(first + at_once, budget))
+        last = min(first + max(at_once, first * doubling), budget)
+        attempts = torch.arange(first, last)
         task = torch.tensor(wanted).repeat_interleave(len(attempts))
         numbers = number_texts(task, attempts.repeat(len(wanted)))
         writing = Writing(model, tasks, task, numbers, judge, seed=seed, floor=model.guidance.floor)
         writing.finish(batch_size)
         _sort_out(writing, searches)
+        first = last
     return _report(searches, oracle)
 
 

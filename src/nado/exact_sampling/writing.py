@@ -19,7 +19,7 @@ from nado.decomposition import (
 )
 from nado.exact_sampling.judge import Judge
 from nado.guided_language_model import GuidedLanguageModel, GuidedState
-from nado.language_model import is_finished
+from nado.language_model import has_fixed_rows, is_finished
 from nado.noise import sample, uniforms
 from nado.prompts import Prompt
 
@@ -57,7 +57,7 @@ class Writing:
         self.model, self.tasks, self.judge, self.seed = model, tasks, judge, seed
         self.count, self.spare = len(task), len(task)
         self._log_floor = math.log(floor) if floor > 0 else -math.inf
-        self._shrinkable = _can_shrink(model)
+        self._shrinkable = not has_fixed_rows(model)
         self._refilling = False
         self.begun = 0  # places before this one have been started
         self.live = 0  # texts that are being written
@@ -209,8 +209,3 @@ class Writing:
     def _asked(self, taken: range) -> tuple[list[str], list[str]]:
         asked = [self.tasks[number] for number in self.task[taken.start : taken.stop].tolist()]
         return [each.prompt for each in asked], [each.condition for each in asked]
-
-
-def _can_shrink(model: GuidedLanguageModel) -> bool:
-    """A captured GPU step has a fixed shape: with fewer rows it would have to be recorded again."""
-    return not (model.refillable and model.device.type == "cuda")
