@@ -147,9 +147,9 @@ def _search_base(model: CausalModel, sets: Sequence[ConceptSet], row: Row, setti
 
 
 def _beams(row: Row, settings: RowSettings) -> dict[str, Any]:
-    """What such a search is told; a step takes as long with all sets as with a few."""
-    beams = row.beams(settings.beams)
-    return {"beams": beams, "length_penalty": row.length_penalty, "batch_size": settings.batch * beams}
+    """What such a search is told; a step takes as long with all sets as with a few, while memory lasts."""
+    rows = settings.batch * settings.beams
+    return {"beams": row.beams(settings.beams), "length_penalty": row.length_penalty, "batch_size": rows}
 
 
 def _drawn_from(
