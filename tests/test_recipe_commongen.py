@@ -337,9 +337,16 @@ def test_a_guide_that_needs_all_its_time_does_not_share(tmp_path: Path) -> None:
     study = object.__new__(run_commongen.Study)
     study.clock = Clock(tmp_path / "log", deadline=100.0)
     study.settings = replace(read_settings(RECIPE / "top_p.toml"), guides={"a": shared, "b": shared}, rows=())
-    assert study.time_for(["a", "b"]) == pytest.approx((100 - 45 - 2 * 12) / 2, abs=1)
+    assert study.time_for(["a", "b"]) == pytest.approx((100 - 30 - 2 * 18) / 2, abs=1)
     study.settings = replace(study.settings, guides={"a": whole, "b": whole})
     assert study.time_for(["a", "b"]) == 40
+
+
+def test_what_guidance_costs_is_measured_on_the_main_runs_own_guide() -> None:
+    main, costs = (read_settings(RECIPE / name) for name in ("main.toml", "costs.toml"))
+    assert costs.guides["main"] == main.guides["main"]
+    assert (costs.adapter, costs.draw) == (main.adapter, main.draw)
+    assert set(costs.guides) == {"main", "light"}
 
 
 def test_a_guide_of_any_size_comes_out_in_pieces(

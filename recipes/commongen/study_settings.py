@@ -245,8 +245,8 @@ class Settings:
 def read_settings(path: Path) -> Settings:
     """Settings from a file.
 
-    One that is `like` another takes from it how p is made and what is drawn; what it says itself comes first.
-    `every_guide` stands for what all guides of the file have in common.
+    One that is `like` another takes from it how p is made, what is drawn and guides of the same name; what it
+    says itself comes first. `every_guide` stands for what all guides of the file have in common.
     """
     with path.open("rb") as file:
         table = tomllib.load(file)
@@ -254,6 +254,8 @@ def read_settings(path: Path) -> Settings:
         with (path.parent / like).open("rb") as file:
             other = tomllib.load(file)
         table |= {name: other.get(name, {}) | table.get(name, {}) for name in _SHARED}
+        known = other.get("guides", {})
+        table["guides"] = {name: known.get(name, {}) | each for name, each in table.get("guides", {}).items()}
     alike = table.pop("every_guide", {})
     _require_known(table, [each.name for each in fields(Settings)], path.name)
     settings = Settings(
