@@ -44,11 +44,14 @@ from drawn_texts import cut_chunks, require_endings  # noqa: E402
 from final_texts import choose_line, final_rows  # noqa: E402
 from fine_tuning import add_adapter, read_sentences  # noqa: E402
 from guide_training import plan_steps, share_time  # noqa: E402
+from key_samples import read_folder  # noqa: E402
+from key_settings import WARM_UP, read_key_settings  # noqa: E402
 from learning import record_slopes, sparse_loss, whole_loss  # noqa: E402
 from progress_log import Clock, Stages  # noqa: E402
 from sampling_costs import choose  # noqa: E402
 from side_work import TextMaker, score_texts  # noqa: E402
 from study_settings import (  # noqa: E402
+    SEARCH,
     AdapterSettings,
     DrawSettings,
     FinalSettings,
@@ -480,6 +483,7 @@ learning_rate = 1e-2
 lists = 15
 samples = 12
 references = 60
+hindsight = 400
 guided = 40
 mean_prefix = 4.0
 batch = 128
@@ -506,6 +510,14 @@ objective = "warm_up"
 learning_rate = 3e-3
 steps = 100
 [[guides]]
+name = "da_hindsight"
+title = "domain-adapted p + its own texts"
+base = "da"
+learn = ["hindsight"]
+objective = "warm_up"
+learning_rate = 3e-3
+steps = 100
+[[guides]]
 name = "da_nado"
 title = "domain-adapted p + warm-up + NADO"
 base = "da"
@@ -514,7 +526,7 @@ learn = ["q"]
 learning_rate = 1e-5
 steps = 4
 [[rows]]
-systems = ["seq2seq", "da", "warm_nado", "da_warm", "da_nado"]
+systems = ["seq2seq", "da", "warm_nado", "da_warm", "da_hindsight", "da_nado"]
 """
 
 
@@ -543,12 +555,33 @@ def in_rounds(place: Path) -> Path:
 
 def test_a_base_that_sees_no_concepts_learns_to_cover_them(in_rounds: Path) -> None:
     rows = {row["system"]: row for row in read_json(in_rounds / "commongen.json")["metrics"]["rows"]}
-    assert set(rows) == {"seq2seq", "da", "warm_nado", "da_warm", "da_nado"}
-    assert rows["da_warm"]["coverage"] > rows["da"]["coverage"] + 10
+    assert set(rows) == {"seq2seq", "da", "warm_nado", "da_warm", "da_hindsight", "da_nado"}
+    for name in ("da_warm", "da_hindsight"):
+        assert rows[name]["coverage"] > rows["da"]["coverage"] + 10
     assert "against_base" not in rows["da"]
     gain = rows["da_warm"]["against_base"]["coverage"]["difference"]
     assert gain == pytest.approx(rows["da_warm"]["coverage"] - rows["da"]["coverage"])
     assert rows["da_nado"]["all_sets"].keys() >= {"coverage", "bleu4", "all_covered"}
+
+
+def test_only_guides_that_know_what_r_is_are_searched_by_it() -> None:
+    for path in (RECIPE / "rounds.toml", *(RECIPE.parent / "keywords_in_order").glob("*.toml")):
+        settings = read_key_settings(path)
+        warm = {each.name for each in settings.guides if each.objective == WARM_UP}
+        rows = [row for section in settings.rows for row in section.rows()]
+        assert len(rows) == len(set(rows))
+        assert not [row.name for row in rows if row.system in warm and row.kind == SEARCH]
+        assert warm <= {row.system for row in rows}
+
+
+def test_in_hindsight_a_text_has_all_its_concepts_and_p_saw_none(in_rounds: Path, place: Path) -> None:
+    samples = read_folder(place / "rounds" / "hindsight-da")
+    assert samples.array("satisfied").all()
+    assert set(samples.strings("prompt")) == {""}
+    drawn = read_samples(place / "rounds" / "hindsight-da" / "drawn")
+    assert len(drawn) == 400
+    assert {text.strip() for text in samples.strings("text")} <= {t.strip() for t in drawn.strings("text")}
+    assert {len(each.split(",")) for each in samples.strings("condition")} == {2, 3}
 
 
 def test_lines_in_rounds_stand_in_the_main_runs_table(finished: Path, in_rounds: Path) -> None:

@@ -347,6 +347,7 @@ def test_the_settings_of_every_corpus_are_read(name: str) -> None:
         ('[[rows]]\nsystems = ["mian"]\n', "found mian"),
         ('[[guides]]\nname = "a"\ntitle = "a"\nbase = "da"\nlearn = ["q"]\n', "found none"),
         ('[[guides]]\nname = "a"\ntitle = "a"\nbase = "ad"\nlearn = ["p"]\n', "found ad"),
+        ('[[guides]]\nname = "a"\ntitle = "a"\nbase = "da"\nlearn = ["hindsight"]\n', "found nado beside da"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(tmp_path: Path, text: str, found: str) -> None:

@@ -58,9 +58,9 @@ def learned_sets(
     average. `forms` are the forms of each concept.
     """
     first = [replace(each, targets=_written(each.targets, settings)) for each in sets]
-    chosen, known = random.Random(settings.seed), _concepts_by_form(sets, forms)
+    chosen, known = random.Random(settings.seed), concepts_by_form(sets, forms)
     again = [
-        replace(each, concepts=_other_concepts(each, target, known, chosen), targets=(target,))
+        replace(each, concepts=choose_concepts(target, known, chosen, each.concepts), targets=(target,))
         for _ in range(1, settings.turns)
         for each in first
         for target in each.targets
@@ -72,7 +72,7 @@ def _written(targets: Iterable[str], settings: TextSettings) -> tuple[str, ...]:
     return tuple(as_sentence(each) if settings.sentences else each for each in targets)
 
 
-def _concepts_by_form(sets: Sequence[ConceptSet], forms: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+def concepts_by_form(sets: Sequence[ConceptSet], forms: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
     """Which concepts of the training sets a word can stand for."""
     found: dict[str, list[str]] = {}
     for concept in dict.fromkeys(concept for each in sets for concept in each.concepts):
@@ -81,13 +81,13 @@ def _concepts_by_form(sets: Sequence[ConceptSet], forms: Mapping[str, Iterable[s
     return found
 
 
-def _other_concepts(
-    one: ConceptSet, target: str, known: Mapping[str, list[str]], chosen: random.Random
+def choose_concepts(
+    text: str, known: Mapping[str, list[str]], chosen: random.Random, otherwise: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Some concepts of a sentence, as many as dev sets have, in any order; its set where it has too few."""
-    words = re.findall(r"\w+", target.lower())
+    """Some concepts of a sentence, as many as dev sets have, in any order; of others where it has too few."""
+    words = re.findall(r"\w+", text.lower())
     found = list(dict.fromkeys(concept for word in words for concept in known.get(word, ())))
-    pool = found if len(found) >= min(_SIZES) else list(one.concepts)
+    pool = found if len(found) >= min(_SIZES) else otherwise
     return tuple(chosen.sample(pool, min(len(pool), chosen.choice(_SIZES))))
 
 

@@ -8,6 +8,7 @@ further calls are as there. OUT gets commongen.json with lines that results_page
 """
 
 import argparse
+import random
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -17,7 +18,14 @@ from typing import Any
 
 import numpy as np
 import siblings  # noqa: F401  (finds the study in rounds, and what benchmarks share)
-from concept_sets import ConceptSet, learned_sets, read_sets, recombine
+from concept_sets import (
+    ConceptSet,
+    choose_concepts,
+    concepts_by_form,
+    learned_sets,
+    read_sets,
+    recombine,
+)
 from key_samples import some_of
 from ordered_keys import SEQ2SEQ, KeyedText
 from results_page import envelope
@@ -47,6 +55,7 @@ class ConceptRounds(InOrder):
         learned = learned_sets(self.sets, _TEXTS, forms)
         pairs = [(each.concepts, target) for each in learned for target in each.targets]
         self.training = [KeyedText(number, *pair) for number, pair in enumerate(pairs)]
+        self.known = concepts_by_form(self.sets, forms)
         self.tested: Any = read_sets(folder / DEV)
         self.oracle = Keywords(forms=forms)
         self.about = {"corpus": "CommonGen", "sentences": len(pairs)}
@@ -62,6 +71,10 @@ class ConceptRounds(InOrder):
     def recombined(self) -> list[ConceptSet]:
         """As many new sets as p writes for; rounds take theirs from the same."""
         return recombine(self.sets, self.settings.draw.lists, self.settings.draw.seed, but=self.tested)
+
+    def keys_in(self, text: str, chooser: random.Random) -> tuple[str, ...]:
+        """Concepts that a text happens to have, in any order."""
+        return choose_concepts(text, self.known, chooser)
 
     def score(self, texts: list[str]) -> "Future[Any]":
         """What texts for the dev sets come to, on its way."""

@@ -57,6 +57,15 @@ class Making:
             self.clock.say(f"  {min(first + size, len(prompts)):,} of {len(prompts):,} prompts")
         return wait(labels, folder)
 
+    def write_freely(self, count: int, folder: Path, seed: int) -> list[str]:
+        """Texts of p after no prompt at all, those that end by themselves."""
+        free = [Prompt("", "")]
+        samples = draw(
+            self.model, free, folder, samples_per_prompt=count, seed=seed, batch_size=self.settings.batch
+        )
+        columns = zip(samples.strings("text"), samples.array("finished"), strict=True)
+        return [text.strip() for text, finished in columns if finished]
+
     def bring(self, texts: Sequence[KeyedText], folder: Path) -> dict[str, Any]:
         """References as samples: what p gives them is scored, what they were drawn from nobody knows."""
         labels = []

@@ -13,6 +13,7 @@ from nado.errors import InputError
 
 NADO, WARM_UP = "nado", "warm_up"  # what a guide is trained for
 P, Q, REFERENCES = "p", "q", "references"  # what it learns from
+HINDSIGHT = "hindsight"  # or from texts of p with keys that they happen to have: draws from q* for these
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class KeyDraw:
     lists: int = 12_000  # key lists that p writes texts for
     samples: int = 8  # of each
     references: int = 48_000  # texts with their own keys, for a warm-up
+    hindsight: int = 100_000  # texts of a p that sees no keys, each with some of the keys in it
     guided: int = 8_000  # texts of a round that q̂ begins
     guided_share: float = 0.9
     mean_prefix: float = 24.0  # tokens that q̂ writes on average, where p completes
@@ -38,7 +40,7 @@ class GuideStage:
     name: str
     title: str
     base: str  # seq2seq or da
-    learn: tuple[str, ...]  # from: p, q (q̂ of the guide it starts from), references
+    learn: tuple[str, ...]  # from: p, q (q̂ of the guide it starts from), references, hindsight
     start: str = ""
     objective: str = NADO
     complete_from_p: bool = True  # q̂ writes a prefix of a text of the round, p the rest
@@ -121,8 +123,16 @@ def _require_sense(settings: KeySettings) -> None:
     for each in settings.guides:
         if each.base not in (SEQ2SEQ, DA):
             raise InputError(f"a base {SEQ2SEQ} or {DA}", each.base, "Use one of the two.")
-        if wrong := set(each.learn) - {P, Q, REFERENCES}:
-            raise InputError(f"learn from {P}, {Q}, {REFERENCES}", f"{wrong.pop()}", "Use some of these.")
+        if wrong := set(each.learn) - {P, Q, REFERENCES, HINDSIGHT}:
+            raise InputError(
+                f"learn from {P}, {Q}, {REFERENCES}, {HINDSIGHT}", wrong.pop(), "Use some of these."
+            )
+        if HINDSIGHT in each.learn and (each.base != DA or each.objective != WARM_UP):
+            raise InputError(
+                f"hindsight for a {WARM_UP} beside the base {DA}",
+                f"{each.objective} beside {each.base}",
+                "Keys chosen afterwards make a text a draw from q* only where p did not see them.",
+            )
         if each.objective not in (NADO, WARM_UP):
             raise InputError(f"an objective {NADO} or {WARM_UP}", each.objective, "Use one of the two.")
         if (each.start or Q in each.learn) and before.get(each.start) != each.base:

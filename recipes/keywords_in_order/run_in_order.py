@@ -13,6 +13,7 @@ text after each guide, and the adapter.
 import argparse
 import gzip
 import json
+import random
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -29,9 +30,9 @@ from fine_tuning import fine_tune, load_base
 from guide_training import build_guide, open_guide, share_time
 from key_guides import Learning
 from key_samples import Making, read_folder, some_of
-from key_settings import REFERENCES, GuideStage, P, Q, read_key_settings
+from key_settings import HINDSIGHT, REFERENCES, GuideStage, P, Q, read_key_settings
 from key_table import KeyLine, describe_line, score_keyed
-from ordered_keys import DA, SEQ2SEQ, KeyedText, ordered_oracle, read_keyed
+from ordered_keys import DA, SEQ2SEQ, KeyedText, choose_keys, ordered_oracle, read_keyed
 from prepare_keys import ABOUT, TEST, TRAIN
 from progress_log import Clock, Stages
 from run_commongen import pack
@@ -53,7 +54,7 @@ from nado.versions import versions
 from recording import record
 
 # Seconds kept free before the deadline: for a line of the table, for a round's draws, for reading samples.
-_ROW_SECONDS = {"greedy": 6.0, "sample": 8.0, "beam": 40.0, "search": 15.0}
+_ROW_SECONDS = {"greedy": 6.0, "sample": 8.0, "beam": 20.0, "search": 15.0}
 _ROUND_SECONDS = 45.0
 _DATA_SECONDS = 20.0
 _LAST_SECONDS = 20.0
@@ -172,6 +173,30 @@ class InOrder:
         self.stages.run(name, asdict(draw), [BASE], work)
         return name
 
+    def look_back(self) -> str:
+        """Texts of the p that sees no keys, with keys that are in them; returns the stage's name.
+
+        Given its keys such a text is a draw from q*, which no one has to wait for.
+        """
+        draw, name = self.settings.draw, f"hindsight-{DA}"
+
+        def work(folder: Path) -> dict[str, Any]:
+            drawn = self.making.write_freely(draw.hindsight, folder / "drawn", draw.seed + 3)
+            chooser = random.Random(draw.seed)
+            keys = [self.keys_in(text, chooser) for text in drawn]
+            pairs = [pair for pair in zip(keys, drawn, strict=True) if pair[0]]
+            texts = [KeyedText(number, *pair, sees=False) for number, pair in enumerate(pairs)]
+            return self.making.bring(texts, folder)
+
+        self.stages.run(name, asdict(draw), [BASE], work)
+        return name
+
+    def keys_in(self, text: str, chooser: random.Random) -> tuple[str, ...]:
+        """Keys that a text happens to have, as many as some test list; none where it has fewer."""
+        count = len(chooser.choice(self.tested).keys)
+        found = choose_keys(text, count, chooser)
+        return found if len(found) == count else ()
+
     def sample_q(self, stage: GuideStage) -> str:
         """Texts that the guide so far begins; returns the stage's name."""
         draw, name = self.settings.draw, f"round-{stage.name}"
@@ -197,6 +222,7 @@ class InOrder:
             P: lambda: self.sample_p(stage.base),
             Q: lambda: self.sample_q(stage),
             REFERENCES: lambda: self.bring_references(stage.base),
+            HINDSIGHT: self.look_back,
         }
         return [makers[each]() for each in stage.learn]
 
