@@ -84,7 +84,7 @@ def concepts_by_form(sets: Sequence[ConceptSet], forms: Mapping[str, Iterable[st
 def choose_concepts(
     text: str, known: Mapping[str, list[str]], chosen: random.Random, otherwise: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Some concepts of a sentence, as many as dev sets have, in any order; of others where it has too few."""
+    """Some concepts of a text, as many as dev sets have, in any order; of `otherwise` where it has few."""
     words = re.findall(r"\w+", text.lower())
     found = list(dict.fromkeys(concept for word in words for concept in known.get(word, ())))
     pool = found if len(found) >= min(_SIZES) else otherwise

@@ -177,7 +177,6 @@ class _Search:
             kept = torch.nn.functional.pad(kept, (0, missing), value=-math.inf)
             order = torch.nn.functional.pad(order, (0, missing))
         sources, chosen = sources.gather(1, order), chosen.gather(1, order)
-        chosen = chosen.masked_fill(kept.isneginf(), self.model.eos_id)  # nobody asks about a row that ended
         stuck = self._searched() & ~kept.isfinite().any(dim=1)
         for place in stuck.nonzero().flatten().tolist():  # nothing can follow
             self._offer_cut(place)
@@ -245,18 +244,18 @@ class _Search:
             return
         done = (~searched).to(self.live.device)[:, None]
         self.scores, self.log_p = (each.masked_fill(done, -math.inf) for each in (self.scores, self.log_p))
-        chosen = chosen.masked_fill(done, self.model.eos_id)
         leaving = not self.by_halves or 2 * int(searched.sum()) <= len(searched)
         kept = searched.nonzero().flatten() if leaving else torch.arange(len(searched))
         self._keep(kept.to(self.live.device), sources, chosen)
 
     def _keep(self, kept: Tensor, sources: Tensor, chosen: Tensor) -> None:
-        """Step these prompts' beams."""
+        """Step these prompts' beams; a row without a beam ends, so that nobody asks about it."""
         rows = (kept[:, None] * self.beams + sources[kept]).flatten()
         self.state = self.model.select(self.state, rows)
         self.live, self.tokens = self.live[kept], self.tokens[kept]
         self.scores, self.log_p = self.scores[kept], self.log_p[kept]
-        self.state = self.model.step(self.state, chosen[kept].flatten())
+        chosen = chosen[kept].masked_fill(self.scores.isneginf(), self.model.eos_id)
+        self.state = self.model.step(self.state, chosen.flatten())
 
     def _searched(self) -> Tensor:
         """Prompts with a beam that may still become a text: bool (P,)."""

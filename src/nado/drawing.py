@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nado.errors import InputError, NadoError
+from nado.errors import InputError, NadoError, require_at_least
 from nado.language_model import (
     LanguageModel,
     Preparing,
@@ -83,7 +83,7 @@ def draw(
     proposal = proposal if proposal is not None else Proposal()
     proposal.require_covers(model)
     require_prompts(prompts)
-    require_sizes(samples_per_prompt=samples_per_prompt, batch_size=batch_size, shard_rows=shard_rows)
+    require_at_least(1, samples_per_prompt=samples_per_prompt, batch_size=batch_size, shard_rows=shard_rows)
     target = samples_folder(folder)
     with hold(target.path):
         run = open_run(
@@ -577,9 +577,3 @@ def require_prompts(prompts: Sequence[Prompt]) -> None:
             raise InputError(
                 "prompts as Prompt(prompt, condition)", f"{each!r}", "Wrap them: Prompt(text, text)."
             )
-
-
-def require_sizes(**sizes: int | None) -> None:
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise InputError(f"{name} of at least 1", f"{size}", "Ask for 1 or more.")

@@ -42,7 +42,7 @@ from nado.huggingface.shared import require_list
 from nado.oracles.loading import saved_oracle
 from nado.oracles.protocol import Oracle
 from nado.prefixes import PrefixReader
-from nado.prompts import Prompt
+from nado.prompts import pair_prompts
 from nado.steering import Positions, Steering
 from nado.tiny import locate_guide
 
@@ -233,10 +233,8 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         by products of q, in which a guide's errors add up (`beam_search.py`). The exact end is on where it is
         in `generate_texts`. Where no text may end, a likely one that may not is given, unfinished.
         """
-        require_list(prompts)
         guidance = guidance or self._default_guidance
-        model = GuidedLanguageModel(self.base, self._formula, guidance=guidance, oracle=self.oracle)
-        asked = [Prompt(*each) for each in zip(prompts, conditions or prompts, strict=True)]
+        model, asked = self._under(guidance), pair_prompts(prompts, conditions)
         best = search_beams(model, asked, beams, length_penalty, batch_size).best
         rows, finished = [each.tokens for each in best], [each.finished for each in best]
         owners = [each.condition for each in asked]
@@ -274,10 +272,12 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         Log p and log q of each token, the factor that lifted it, the normaliser S, and what the base alone
         would have chosen.
         """
-        model = self.language_model
-        if guidance is not None:
-            model = GuidedLanguageModel(self.base, self._formula, guidance=guidance, oracle=self.oracle)
+        model = self.language_model if guidance is None else self._under(guidance)
         return model.trace_rows(prompts, [self._text_of(list(row)) for row in tokens], conditions)
+
+    def _under(self, guidance: Guidance) -> GuidedLanguageModel:
+        """q under another guidance than the model's own."""
+        return GuidedLanguageModel(self.base, self._formula, guidance=guidance, oracle=self.oracle)
 
     @property
     def _formula(self) -> Composable:
@@ -311,7 +311,7 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         settings: dict[str, Any],
     ) -> tuple[Any, Steering]:
         if guidance is not self._guidance:  # the same checks as when the model was made
-            GuidedLanguageModel(self.base, self._formula, guidance=guidance, oracle=self.oracle)
+            self._under(guidance)
         settings = self._with_prompts(inputs, prompts, conditions, settings)
         rows = settings["input_ids"]
         conditions = list(conditions if conditions is not None else prompts or [])

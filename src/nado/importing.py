@@ -23,7 +23,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from nado.errors import InputError
+from nado.errors import InputError, require_at_least
 from nado.language_model import LanguageModel, is_finished
 from nado.progress import Listener, Meter
 from nado.prompts import Prompt, read_records, to_prompt
@@ -66,9 +66,7 @@ def import_samples(
 
     It can be interrupted and begun again as drawing can.
     """
-    for name, size in (("batch_size", batch_size), ("shard_rows", shard_rows)):
-        if size < 1:
-            raise InputError(f"{name} of at least 1", f"{size}", "Ask for 1 or more.")
+    require_at_least(1, batch_size=batch_size, shard_rows=shard_rows)
     path = Path(path)
     imported = read_texts(model, path)
     target = samples_folder(folder)

@@ -1,7 +1,7 @@
-"""Prompts and conditions from files: what the base reads, and what guide and oracle read."""
+"""Prompts and conditions, from files and from lists: what the base reads, and what guide and oracle read."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,21 @@ class Prompt(NamedTuple):
 
     prompt: str
     condition: str
+
+
+def pair_prompts(prompts: Sequence[str], conditions: Sequence[str] | None) -> list[Prompt]:
+    """Prompts with their conditions, which equal them where none are given."""
+    for name, rows in (("prompts", prompts), ("conditions", conditions)):
+        if isinstance(rows, str):
+            raise InputError(f"a list of {name}", f"the bare string {rows!r}", "Put it in a list.")
+    conditions = prompts if conditions is None else conditions
+    if not prompts or len(prompts) != len(conditions):
+        raise InputError(
+            "at least one prompt, and a condition for each",
+            f"{len(prompts)} prompts and {len(conditions)} conditions",
+            "Give one of each a row; conditions=None repeats the prompts.",
+        )
+    return [Prompt(*pair) for pair in zip(prompts, conditions, strict=True)]
 
 
 def read_prompts(path: str | Path, split: str | None = None) -> list[Prompt]:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nado.errors import InputError, MismatchError, OracleError
+from nado.errors import InputError, MismatchError, OracleError, require_at_least
 from nado.labeling import Labels, Rows, join_labels, label, label_batches
 from nado.language_model import LanguageModel
 from nado.oracles.protocol import Oracle
@@ -58,8 +58,7 @@ def label_samples(
     finished are not asked about at all, which a slow oracle is grateful for. When the oracle fails, shards
     that were labelled whole are kept and are not asked about again.
     """
-    if batch_size < 1:
-        raise InputError("batch_size of at least 1", f"{batch_size}", "Ask for 1 or more.")
+    require_at_least(1, batch_size=batch_size)
     source = samples_folder(folder)
     drawn = read_complete_manifest(source)
     decode = _prefix_reader(drawn, model) if prefixes else None

@@ -22,9 +22,8 @@ from nado.drawing import (
     draw_rows,
     open_run,
     require_prompts,
-    require_sizes,
 )
-from nado.errors import InputError, MismatchError
+from nado.errors import InputError, MismatchError, require_at_least
 from nado.language_model import LanguageModel
 from nado.progress import Listener, Meter
 from nado.prompts import Prompt
@@ -58,7 +57,7 @@ def draw_on_cluster(
     proposal = proposal if proposal is not None else Proposal()
     _require_no_models(proposal)
     require_prompts(prompts)
-    require_sizes(samples_per_prompt=samples_per_prompt, batch_size=batch_size, shard_rows=shard_rows)
+    require_at_least(1, samples_per_prompt=samples_per_prompt, batch_size=batch_size, shard_rows=shard_rows)
     target = samples_folder(Path(folder).resolve())
     with hold(target.path), connect(cluster) as ray:
         found = describe_model(ray, load, cluster)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from nado.distributed.cluster import connect, find_place
 from nado.distributed.shards import Made, ShardTask, make_shards
-from nado.errors import InputError, MismatchError, OracleError
+from nado.errors import MismatchError, OracleError, require_at_least
 from nado.labeling import Rows, join_labels, label_batches
 from nado.oracles.protocol import Oracle
 from nado.progress import Listener, Meter
@@ -56,8 +56,7 @@ def label_on_cluster(
     Actors `load` the oracle. With `load_decoder` every prefix is asked about too. When the oracle fails on
     one node, shards that were labelled whole are kept.
     """
-    if batch_size < 1:
-        raise InputError("batch_size of at least 1", f"{batch_size}", "Ask for 1 or more.")
+    require_at_least(1, batch_size=batch_size)
     oracle = load()
     source, target = samples_folder(Path(folder).resolve()), labels_folder(Path(folder).resolve())
     drawn = read_complete_manifest(source)

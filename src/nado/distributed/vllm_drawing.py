@@ -19,8 +19,8 @@ import pyarrow as pa
 import torch
 
 from nado.distributed.vllm_sampling import Asked, Row, ask_for, require_p, row_seed
-from nado.drawing import open_run, require_prompts, require_sizes
-from nado.errors import InputError, MismatchError, MissingPackageError
+from nado.drawing import open_run, require_prompts
+from nado.errors import InputError, MismatchError, MissingPackageError, require_at_least
 from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.language_model import is_finished
 from nado.progress import Listener
@@ -68,7 +68,7 @@ def draw_with_vllm(
     """
     require_p(proposal if proposal is not None else Proposal())
     require_prompts(prompts)
-    require_sizes(samples_per_prompt=samples_per_prompt, batch_size=batch_size, shard_rows=shard_rows)
+    require_at_least(1, samples_per_prompt=samples_per_prompt, batch_size=batch_size, shard_rows=shard_rows)
     model, path = _require_loadable(model, name)
     asked = ask_for(model.warpers, model.eos_ids, model.vocabulary_size, model.length_limit)
     target = samples_folder(folder)

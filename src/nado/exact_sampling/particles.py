@@ -20,7 +20,6 @@ from nado.exact_sampling.weighted import (
     WeightedTexts,
     collect,
     invert_weights,
-    pair_tasks,
     require_weights,
 )
 from nado.exact_sampling.writing import Writing, number_texts
@@ -30,6 +29,7 @@ from nado.metrics.resampling import DEFAULT, Resampling
 from nado.noise import uniforms
 from nado.objective import effective_sample_size
 from nado.oracles.protocol import Oracle
+from nado.prompts import pair_prompts
 
 _RESAMPLING = -(1 << 32)  # counters of resampling count down from here
 
@@ -79,7 +79,7 @@ def smc(
     A run is resampled when its ESS falls below `ess_threshold` times its particles: 0 is never (importance
     sampling), 1 whenever weights differ.
     """
-    tasks = pair_tasks(prompts, conditions)
+    tasks = pair_prompts(prompts, conditions)
     require_weights(model, oracle)
     require_at_least(1, particles=particles, runs=runs, batch_size=batch_size)
     _require_threshold(ess_threshold)

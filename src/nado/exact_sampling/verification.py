@@ -14,11 +14,10 @@ import torch
 from nado.drawing import default_batch_size
 from nado.errors import require_at_least
 from nado.exact_sampling.judge import Judge, decode_distinct
-from nado.exact_sampling.weighted import pair_tasks
 from nado.exact_sampling.writing import Writing, number_texts
 from nado.guided_language_model import GuidedLanguageModel
 from nado.oracles.protocol import Oracle
-from nado.prompts import Prompt
+from nado.prompts import Prompt, pair_prompts
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def verified(
     makes as many as all rounds before it, so that a stubborn prompt costs few rounds. A text that comes below
     the guidance's floor is given up and counts as a draw.
     """
-    tasks = pair_tasks(prompts, conditions)
+    tasks = pair_prompts(prompts, conditions)
     require_at_least(1, budget=budget, at_once=at_once, batch_size=batch_size)
     batch_size = batch_size or default_batch_size(model)
     judge = Judge(model, oracle, tasks)

@@ -19,7 +19,7 @@ from nado.guided_language_model import GuidedLanguageModel
 from nado.noise import uniforms
 from nado.objective import effective_sample_size
 from nado.oracles.protocol import Oracle
-from nado.prompts import Prompt
+from nado.prompts import Prompt, pair_prompts
 
 # Steps of counters that are no token steps; a group's number stands where a text's stands for tokens.
 CHOOSING = -(2 << 32)
@@ -104,7 +104,7 @@ def draw_weighted(
 
     Drawing more of them, or for more prompts behind these, leaves the first ones as they are.
     """
-    tasks = pair_tasks(prompts, conditions)
+    tasks = pair_prompts(prompts, conditions)
     require_weights(model, oracle)
     require_at_least(1, count=count, batch_size=batch_size)
     group = torch.arange(len(tasks)).repeat_interleave(count)
@@ -176,21 +176,6 @@ def collect(
 
 
 # --- checks of arguments ------------------------------------------------------------------------------
-
-
-def pair_tasks(prompts: Sequence[str], conditions: Sequence[str] | None) -> list[Prompt]:
-    """Prompts with their conditions, which equal them where none are given."""
-    for name, rows in (("prompts", prompts), ("conditions", conditions)):
-        if isinstance(rows, str):
-            raise InputError(f"a list of {name}", f"the bare string {rows!r}", "Put it in a list.")
-    conditions = prompts if conditions is None else conditions
-    if not prompts or len(prompts) != len(conditions):
-        raise InputError(
-            "at least one prompt, and a condition for each",
-            f"{len(prompts)} prompts and {len(conditions)} conditions",
-            "Give one of each a row; conditions=None repeats the prompts.",
-        )
-    return [Prompt(*pair) for pair in zip(prompts, conditions, strict=True)]
 
 
 def require_weights(model: GuidedLanguageModel, oracle: Oracle) -> None:
