@@ -8,6 +8,8 @@ from typing import Any
 
 import nearby  # noqa: F401  (finds the labelling processes of the CommonGen recipe)
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from key_settings import KeyDraw
 from ordered_keys import KeyedText
@@ -20,7 +22,7 @@ from nado.importing import import_samples
 from nado.oracles import Keywords
 from nado.prompts import Prompt
 from nado.proposals import Proposal
-from nado.samples import Samples, join_samples, read_samples
+from nado.samples import Samples, join_samples, read_samples, samples_folder
 from nado.storage import write_atomically
 
 _IMPORT_BATCH = 512
@@ -57,14 +59,29 @@ class Making:
             self.clock.say(f"  {min(first + size, len(prompts)):,} of {len(prompts):,} prompts")
         return wait(labels, folder)
 
-    def write_freely(self, count: int, folder: Path, seed: int) -> list[str]:
+    def write_freely(self, count: int, folder: Path, seed: int) -> Samples:
         """Texts of p after no prompt at all, those that end by themselves."""
         free = [Prompt("", "")]
         samples = draw(
             self.model, free, folder, samples_per_prompt=count, seed=seed, batch_size=self.settings.batch
         )
-        columns = zip(samples.strings("text"), samples.array("finished"), strict=True)
-        return [text.strip() for text, finished in columns if finished]
+        return samples.filter(samples.array("finished"))
+
+    def keep(self, drawn: Samples, conditions: Sequence[str], folder: Path) -> dict[str, Any]:
+        """Drawn texts once more, for the condition that each is given now; those given none are left."""
+        table = drawn.table.set_column(
+            drawn.table.schema.get_field_index("condition"), "condition", pa.array(conditions, pa.string())
+        ).filter(pa.array([each != "" for each in conditions]))
+        labels, size = [], self.settings.chunk
+        for number, first in enumerate(range(0, len(table), size)):
+            place = samples_folder(folder / f"chunk-{number:03d}")
+            some = table.slice(first, size)
+            manifest = place.open({"model": self.model.fingerprint, "first": first, "rows": len(some)}, 1)
+            rows = pa.array(range(len(some)), pa.int64())
+            place.write(0, some.set_column(some.schema.get_field_index("row"), "row", rows))
+            place.close(manifest)
+            labels.append(self.label(place.path))
+        return wait(labels, folder)
 
     def bring(self, texts: Sequence[KeyedText], folder: Path) -> dict[str, Any]:
         """References as samples: what p gives them is scored, what they were drawn from nobody knows."""
@@ -84,9 +101,6 @@ class Making:
 
 
 def _write_references(path: Path, texts: Sequence[KeyedText]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     columns = {
         "prompt": [each.prompt.prompt for each in texts],
         "condition": [each.prompt.condition for each in texts],

@@ -183,10 +183,9 @@ class InOrder:
         def work(folder: Path) -> dict[str, Any]:
             drawn = self.making.write_freely(draw.hindsight, folder / "drawn", draw.seed + 3)
             chooser = random.Random(draw.seed)
-            keys = [self.keys_in(text, chooser) for text in drawn]
-            pairs = [pair for pair in zip(keys, drawn, strict=True) if pair[0]]
-            texts = [KeyedText(number, *pair, sees=False) for number, pair in enumerate(pairs)]
-            return self.making.bring(texts, folder)
+            keys = [self.keys_in(text.strip(), chooser) for text in drawn.strings("text")]
+            conditions = [KeyedText(0, each, "", sees=False).prompt.condition for each in keys]
+            return self.making.keep(drawn, conditions, folder)
 
         self.stages.run(name, asdict(draw), [BASE], work)
         return name
