@@ -464,6 +464,11 @@ def test_the_readme_is_filled_from_the_results(finished: Path, tmp_path: Path) -
     assert merged["metrics"]["time"] == 1
     assert merged["metrics"]["light_gain_share"] != 9
     assert merged["runs"][0]["metrics"] == ["time"]
+    recorded = read_json(tmp_path / "commongen.json")
+    results_page.main([str(tmp_path), *page[1:]])  # what is on record stands for its runs
+    assert read_json(tmp_path / "commongen.json") == recorded
+    assert read_json(tmp_path / "overhead.json") == merged
+    assert "| dog, zebra | " in readme.read_text(encoding="utf-8")
     with pytest.raises(InputError, match="not one of each"):
         results_page.fill(finished / "small.toml", "")
 

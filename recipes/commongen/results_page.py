@@ -2,8 +2,9 @@
 
     python recipes/commongen/results_page.py OUT [OUT …] [--readme README.md] [--record] [--outputs outputs]
 
-The first run is the main one; further ones (ablations, other bases) add their lines. No number is typed
-by hand.
+The first run is the main one; further ones (ablations, other bases) add their lines. What is on record can
+stand for the runs that made it: `results_page.py benchmarks/results OUT …` adds to it. No number is typed by
+hand.
 """
 
 import argparse
@@ -58,14 +59,15 @@ def join_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         name: each for run in reversed(runs) for name, each in run["metrics"]["settings"]["guides"].items()
     }
     joined = {**first, "rows": rows, "stages": stages, "settings": {**first["settings"], "guides": guides}}
-    joined["runs"] = [
-        {
-            **{name: run[name] for name in ("date", "machine", "commit", "command")},
-            "seconds": run["metrics"]["seconds"],
-        }
-        for run in runs
-    ]
+    joined["runs"] = [each for run in runs for each in _runs_in(run)]
     return {**runs[0], "metrics": joined}
+
+
+def _runs_in(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is said of a run; of each, where several were joined before."""
+    metrics = run["metrics"]
+    own = {name: run[name] for name in ("date", "machine", "commit", "command")}
+    return metrics.get("runs") or [{**own, "seconds": metrics["seconds"]}]
 
 
 def _name(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -327,20 +329,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", type=Path, nargs="+", help="--output of run_commongen.py, the main run first")
+    parser.add_argument("runs", type=Path, nargs="+", help="outputs, of the main run first, or --results")
     parser.add_argument("--readme", type=Path, help="the README to fill")
     parser.add_argument("--record", action="store_true", help="put the metrics into benchmarks/results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where that is")
     parser.add_argument("--outputs", type=Path, help="where the texts for the test sets are to lie")
     options = parser.parse_args(arguments)
-    main_run = options.runs[0]
+    final = options.runs[0] / "final.tar"
     found = {
         "commongen": join_runs([read_json(run / "commongen.json") for run in options.runs]),
-        "overhead": first_costs(options.runs),
+        "overhead": first_costs([run for run in options.runs if not run.samefile(options.results)]),
     }
     text = results(found["commongen"], found["overhead"])
     if options.outputs is not None:
-        unpack_final(main_run / "final.tar", options.outputs)
+        if final.is_file():
+            unpack_final(final, options.outputs)
         text += f"\n\n{_UNSEEN}\n\n{unseen_table(options.outputs)}"
     if options.readme is not None:
         fill(options.readme, text)
