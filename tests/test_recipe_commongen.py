@@ -343,6 +343,7 @@ def test_a_guide_that_needs_all_its_time_does_not_share(tmp_path: Path) -> None:
     assert study.time_for(["a", "b"]) == pytest.approx((100 - 30 - 2 * 18) / 2, abs=1)
     study.settings = replace(study.settings, guides={"a": whole, "b": whole})
     assert study.time_for(["a", "b"]) == 40
+    assert plan_steps(tmp_path, replace(whole, steps=500), 40.0, 1.0) == 500  # all of them, on a slow day too
 
 
 def test_what_guidance_costs_is_measured_on_the_main_runs_own_guide() -> None:
@@ -397,6 +398,29 @@ def test_without_guides_nothing_is_drawn_and_lines_go_into_a_table_of_their_own(
     assert len(joined["metrics"]["rows"]) == len(runs[0]["metrics"]["rows"]) + 1  # p's line is another p's
     text = results_page.results(joined, read_json(finished / "out" / "overhead.json"))
     assert text.count("\n\nA base alone:\n\n| system | decoding |") == 1
+
+
+def test_an_adapter_that_is_given_is_taken_as_it_is(finished: Path, tmp_path: Path) -> None:
+    lines = ['like = "small.toml"', "[adapter]", "epochs = 0.1", "[[rows]]", 'systems = ["base"]']
+    (finished / "given.toml").write_text("\n".join(lines), encoding="utf-8")
+    adapter = finished / "work" / "adapter" / "adapter"
+    own = {"--settings": finished / "given.toml", "--work": tmp_path / "work", "--output": tmp_path / "out"}
+    own["--adapter"] = adapter
+    run_commongen.main(arguments(finished, *(str(word) for pair in own.items() for word in pair)))
+    one, other = (read_json(each / "out" / "commongen.json")["metrics"] for each in (finished, tmp_path))
+    assert other["stages"]["adapter"]["given"] == "adapter"
+    p_lines = [next(row for row in each["rows"] if row["system"] == "base") for each in (one, other)]
+    assert p_lines[0]["perplexity"] == p_lines[1]["perplexity"]
+    assert read_json(adapter / "adapter_config.json")["base_model_name_or_path"] == "base"
+
+
+def test_the_adapter_on_record_belongs_to_the_study() -> None:
+    config = read_json(RECIPE / "adapter" / "adapter_config.json")
+    settings = read_settings(RECIPE / "main.toml").adapter
+    assert (config["r"], config["lora_dropout"]) == (settings.rank, settings.dropout)
+    weights = load_file(RECIPE / "adapter" / "adapter_model.safetensors")
+    recorded = read_json(RECIPE.parents[1] / "benchmarks" / "results" / "commongen.json")["metrics"]["stages"]
+    assert sum(each.numel() for each in weights.values()) == recorded["adapter"]["parameters"]
 
 
 def test_a_comparisons_methods_become_lines(place: Path, tmp_path: Path) -> None:

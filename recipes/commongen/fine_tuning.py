@@ -76,6 +76,7 @@ def fine_tune(
         facts = _learn(clock, adapted.get_base_model(), documents, settings)
     facts["dev_loss"] = mean_loss(adapted.get_base_model(), held_out)
     facts["parameters"] = sum(each.numel() for each in adapted.parameters() if each.requires_grad)
+    adapted.peft_config["default"].base_model_name_or_path = Path(base).name  # and not where it was converted
     adapted.to(torch.bfloat16).save_pretrained(folder, save_embedding_layers=False)
     return facts
 

@@ -154,7 +154,8 @@ def plan_steps(folder: Path, settings: GuideSettings, seconds: float, a_step: fl
     """Steps that fit into the time; settled once, so that a run that is taken up has the same ones."""
     path = folder / "plan.json"
     if not path.is_file():
-        steps = max(min(_FEWEST, settings.steps), min(settings.steps, int(seconds / a_step)))
+        fitting = settings.steps if settings.whole else int(seconds / a_step)
+        steps = max(min(_FEWEST, settings.steps), min(settings.steps, fitting))
         write_json(path, {"steps": steps, "seconds": seconds, "seconds_a_step": a_step})
     return int(read_json(path)["steps"])
 

@@ -11,6 +11,7 @@ and what the configuration chosen on dev writes for the test sets and for words 
 import argparse
 import gzip
 import json
+import shutil
 import tarfile
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -66,6 +67,7 @@ class Study:
     def __init__(self, options: argparse.Namespace, workers: Workers) -> None:
         self.settings = read_settings(options.settings)
         self.base, self.output, self.workers = options.base, options.output, workers
+        self.given: Path | None = options.adapter
         self.finals = final_sets(options.data, self.settings.final)
         self.clock = Clock(options.output / "run.log", deadline=options.deadline)
         self.train, self.dev = (read_sets(options.data / name) for name in ("train.jsonl.gz", "dev.jsonl"))
@@ -105,13 +107,17 @@ class Study:
     # --- p ----------------------------------------------------------------------------------------------
 
     def adapt(self) -> None:
-        """Fine-tune the base."""
-        config = {"adapter": asdict(self.settings.adapter), "texts": asdict(self.settings.texts)}
-        folder = self.stages.run(
-            "adapter",
-            config,
-            [],
-            lambda folder: fine_tune(
+        """Fine-tune the base, or take the adapter that was given."""
+        config: dict[str, Any] = {
+            "adapter": asdict(self.settings.adapter),
+            "texts": asdict(self.settings.texts),
+        }
+
+        def work(folder: Path) -> dict[str, Any]:
+            if self.given is not None:
+                shutil.copytree(self.given, folder / "adapter", dirs_exist_ok=True)
+                return {"given": self.given.name}
+            return fine_tune(
                 self.clock,
                 self.base,
                 learned_sets(self.train, self.settings.texts, self.forms),
@@ -119,8 +125,11 @@ class Study:
                 folder / "adapter",
                 self.settings.adapter,
                 length_limit=self.settings.base.length_limit,
-            ),
-        )
+            )
+
+        if self.given is not None:
+            config["given"] = digest_file(self.given / "adapter_model.safetensors")
+        folder = self.stages.run("adapter", config, [], work)
         self.stages.run(BASE, asdict(self.settings.base), ["adapter"], lambda folder: {})
         pack(folder / "adapter", self.output / "adapter.tar")
 
@@ -464,6 +473,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
     parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
     parser.add_argument("--settings", type=Path, default=here / "main.toml", help="what is done")
+    parser.add_argument("--adapter", type=Path, help="an adapter to take instead of fine-tuning one")
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
     parser.add_argument("--workers", type=int, default=0, help="processes that label and score")
     return parser.parse_args(arguments)

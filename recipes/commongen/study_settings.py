@@ -108,7 +108,7 @@ class GuideSettings:
     compiled: bool = False  # on a GPU: half a minute, then twice as fast
     steps: int = 20_000  # at most
     seconds: float = 100.0  # at most; less where a deadline is near
-    whole: bool = False  # all of its seconds or nothing, where guides are to be compared step by step
+    whole: bool = False  # all of its steps, for which `seconds` are set aside, or nothing: guides to compare
     seed: int = 0
 
     @property

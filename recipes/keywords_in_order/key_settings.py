@@ -58,6 +58,7 @@ class GuideStage:
             heads=guide.heads,
             batch=guide.batch,
             consistency_weight=guide.consistency_weight,
+            compiled=guide.compiled,
             learning_rate=self.learning_rate,
             seconds=self.seconds,
             steps=self.steps,
@@ -74,6 +75,7 @@ class GuideShape:
     heads: int = 12
     batch: int = 768
     consistency_weight: float = 1.0
+    compiled: bool = False  # on a GPU: half a minute a guide, then twice as fast
 
 
 @dataclass(frozen=True)
