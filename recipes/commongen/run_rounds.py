@@ -42,6 +42,9 @@ from nado.storage import write_json
 from nado.versions import versions
 
 _TEXTS = TextSettings(sentences=True, turns=2)
+_GROUP = (
+    "Warm-up, rounds, and a base that sees no concepts (an adapter of their own, the same for both bases):"
+)
 TRAIN, DEV, FORMS = "train.jsonl.gz", "dev.jsonl", "concept_forms.json"
 
 
@@ -91,11 +94,12 @@ class ConceptRounds(InOrder):
         batch = self.settings.shape.batch
         guides = {each.name: {"title": each.title, "batch": batch} for each in self.settings.guides}
         facts = {name: each for name, each in self.stages.facts.items() if not name.startswith("rows")}
+        rows = []
+        for row, line in lines.items():
+            shared = (self._base_line(row, lines), reported, command)
+            rows.append(table_row(row, self.title(row.system), line, *shared, group=_GROUP))
         metrics = {
-            "rows": [
-                table_row(row, self.title(row.system), line, self._base_line(row, lines), reported, command)
-                for row, line in lines.items()
-            ],
+            "rows": rows,
             "stages": facts,
             "settings": {**self.settings.describe(), "guides": guides, "base": Path(self.base).name},
             "left_out": self.left_out,

@@ -58,7 +58,7 @@ _ROW_SECONDS = {"greedy": 6.0, "sample": 8.0, "beam": 20.0, "search": 15.0}
 _ROUND_SECONDS = 45.0
 _DATA_SECONDS = 20.0
 _LAST_SECONDS = 20.0
-_FEWEST_SECONDS = 25.0  # with less left no further guide is begun
+_FEWEST_SECONDS = 25.0  # with less left, or less than half of what it asks for, no further guide is begun
 LineT = TypeVar("LineT")
 _TITLES = {SEQ2SEQ: "p, seq2seq", DA: "p, domain-adapted"}
 
@@ -237,7 +237,8 @@ class InOrder:
         shapes = [each.shape(self.settings.shape) for each in waiting]
         seconds = share_time(self.budget, shapes, self.reserve(waiting))
         name = f"guide-{stage.name}"
-        if not self.stages.is_done(name) and self.clock.left < self.needed(stage, seconds):
+        too_short = seconds < min(stage.seconds / 2, _FEWEST_SECONDS)
+        if not self.stages.is_done(name) and (too_short or self.clock.left < self.needed(stage, seconds)):
             return False
         sources = self.sources(stage)
 
