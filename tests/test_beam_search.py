@@ -196,12 +196,14 @@ def test_several_texts_of_a_prompt_come_best_first(penalty: float) -> None:
     ]
 
 
-def test_a_target_rate_and_a_floor_are_for_sampling() -> None:
+def test_a_target_rate_a_floor_and_doubt_are_for_sampling() -> None:
     model = table()
     with pytest.raises(InputError, match=r"a target rate of 0\.5; found beam search"):
         search_beams(guided(model, wrong_log_r(model), target_rate=0.5), [PAIR], beams=2)
     with pytest.raises(InputError, match=r"no floor under beam search; found a floor of 0\.1"):
         search_beams(guided(model, wrong_log_r(model), floor=0.1), [PAIR], beams=2)
+    with pytest.raises(InputError, match=r"no doubt under beam search; found a doubt of 0\.1"):
+        search_beams(guided(model, wrong_log_r(model), doubt=0.1), [PAIR], beams=2)
 
 
 def test_a_model_that_gives_nan_is_refused_and_not_searched() -> None:

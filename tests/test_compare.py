@@ -38,12 +38,13 @@ training_texts = 192
 examples = 4
 """
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-NOT_AT_1X = {"beam-1x", "best-of-n-1x", "neurologic-1x", "smc-1x"}
+NOT_AT_1X = {"q-beam-1x", "beam-1x", "best-of-n-1x", "neurologic-1x", "smc-1x"}
 RUN = [
     *(
         "q",
         "q-exact-end",
         "q-tuned",
+        "q-beam-6x",
         "base",
         "base-exact-end",
         "greedy",
@@ -107,7 +108,7 @@ def test_files_hold_the_texts_that_were_measured(study: Path, comparison: dict[s
     assert json.loads((folder / "comparison.json").read_text()) == comparison
     for row in comparison["systems"]:
         texts = read_texts(folder / row["key"] / "texts.jsonl")
-        single = row["key"] in ("greedy", "beam-6x", "neurologic-6x")
+        single = row["key"] in ("q-beam-6x", "greedy", "beam-6x", "neurologic-6x")
         assert len(texts) == row["texts"] == (9 if single else 18)
         share = np.mean([bool(each.satisfied) for each in texts])
         assert row["measures"]["satisfied"]["value"] == pytest.approx(share)
@@ -158,7 +159,16 @@ def test_methods_that_train_say_what_they_read_and_all_say_how_they_were_tuned(
     comparison: dict[str, Any],
 ) -> None:
     for row in comparison["systems"]:
-        trained = row["key"] in ("q", "q-exact-end", "q-tuned", "fine-tuning", "lora", "fudge", "class-ratio")
+        trained = row["key"] in (
+            "q",
+            "q-exact-end",
+            "q-tuned",
+            "q-beam-6x",
+            "fine-tuning",
+            "lora",
+            "fudge",
+            "class-ratio",
+        )
         assert (row["training"] is not None) == trained
         assert row["sees_training_draws"] == trained
         assert len(row["tried"]) != 1
@@ -407,4 +417,4 @@ def test_wrong_settings_are_refused(values: dict[str, Any], words: str) -> None:
 
 
 def test_every_method_can_be_named() -> None:
-    assert method_keys() == ["q", "q-exact-end", "q-tuned", *METHODS]
+    assert method_keys() == ["q", "q-exact-end", "q-tuned", "q-beam", *METHODS]

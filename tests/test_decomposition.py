@@ -15,6 +15,7 @@ from nado.decomposition import (
     close_at_limit,
     conjoin,
     disjoin,
+    doubted_log_r,
     expected_log_r,
     guided_distribution,
     hard_log_terminal,
@@ -183,6 +184,42 @@ def test_soft_rate_keeps_its_digits_where_r_is_almost_one() -> None:
     torch.testing.assert_close(
         soft_log_r(log_r, SoftCoefficients(alpha, beta)).exp(), torch.ones(2), atol=1e-4, rtol=0
     )
+
+
+# --- doubt --------------------------------------------------------------------------------------------
+
+
+def learned(log_r: Tensor) -> Tensor:
+    """R as a guide may have learned it: never quite 0."""
+    return log_r.clamp(min=-600.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_doubt_is_the_method_for_an_oracle_that_says_yes_anyway_now_and_then(seed: int) -> None:
+    """Whole texts come as often as p·(C + d(1 − C)) says, where every text counts."""
+    problem, doubt = example("limit", seed), 0.2
+    table = guided_distribution(problem.table, doubted_log_r(learned(problem.log_r), doubt)).log_q
+    wanted = problem.outcomes.log_p.exp() * (doubt + (1 - doubt) * problem.satisfied.double())
+    assert float((outcome_log_p(table).exp() - wanted / wanted.sum()).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_doubt_is_a_soft_rate_by_another_name(seed: int) -> None:
+    problem, doubt = example("limit", seed), 0.1
+    rate = float(problem.log_r_start.exp())
+    soft = soft_factor(problem.log_r, *start_of(problem), rate / (rate + doubt * (1 - rate)))
+    factors = (doubted_log_r(learned(problem.log_r), doubt), soft)
+    one, other = (guided_distribution(problem.table, each).log_q for each in factors)
+    assert float((one.exp() - other.exp()).abs().max()) < 1e-9
+
+
+def test_doubt_at_its_ends() -> None:
+    log_r = torch.tensor([0.0, math.log(0.5), math.log(1e-6), NOTHING], dtype=torch.float64)
+    assert torch.equal(doubted_log_r(log_r, 0.0), log_r)
+    found = doubted_log_r(log_r, 0.01).exp()
+    assert found.tolist() == pytest.approx([1.0, 0.505, 0.01 + 0.99e-6, 0.0], abs=1e-12)
+    assert doubted_log_r(log_r, 1.0)[:3].tolist() == [0.0, 0.0, 0.0]
+    assert doubted_log_r(log_r.bfloat16(), 0.01).dtype == torch.float32
 
 
 # --- (g) weights --------------------------------------------------------------------------------------

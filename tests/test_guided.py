@@ -132,8 +132,10 @@ def test_forward_returns_the_log_q_of_the_stepping_protocol(kind: str, name: str
     assert gap(found, unguided, live) > 0.05  # the guide does something
 
 
-@pytest.mark.parametrize("guidance", [Guidance(strength=2.0), Guidance(strength=0.0, exact_end=True)])
-def test_strength(guidance: Guidance) -> None:
+@pytest.mark.parametrize(
+    "guidance", [Guidance(strength=2.0), Guidance(strength=0.0, exact_end=True), Guidance(1.5, doubt=0.2)]
+)
+def test_strength_and_doubt(guidance: Guidance) -> None:
     model = guided_model("llama")
     output = run(model, guidance)
     expected, live = stepped(model, guidance, written(model, output))

@@ -97,7 +97,7 @@ def test_stepping_gives_what_reading_whole_texts_gives(kind: str, name: str) -> 
 def test_it_is_a_language_model(kind: str, name: str) -> None:
     reader = HuggingFaceReader(load(kind))
     guide = random_guide(reader, **CHOICES[name])
-    for guidance in (Guidance(), Guidance(exact_end=True), Guidance(strength=2.0)):
+    for guidance in (Guidance(), Guidance(exact_end=True), Guidance(strength=2.0, doubt=0.1)):
         guided = GuidedLanguageModel(reader.model, guide, guidance=guidance, oracle=Keywords())
         check_language_model(guided, PROMPTS, CONDITIONS)
 
@@ -217,6 +217,10 @@ def test_what_is_refused() -> None:
         GuidedLanguageModel(reader.model, guide, oracle=Keywords()).start(["the"], ["dog, cat, man"]).log_p  # noqa: B018
     with pytest.raises(InputError, match="strength 1 with a target rate below 1"):
         Guidance(strength=2, target_rate=0.5)
+    with pytest.raises(InputError, match="no doubt with a target rate below 1"):
+        Guidance(target_rate=0.5, doubt=0.1)
+    with pytest.raises(InputError, match="doubt between 0 and 1"):
+        Guidance(doubt=-0.1)
     with pytest.raises(InputError, match="no exact end with a target rate below 1"):
         Guidance(target_rate=0.5, exact_end=True)
     limited = HuggingFaceReader(load("llama", completion="limit"))

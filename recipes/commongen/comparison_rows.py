@@ -26,9 +26,10 @@ from nado.baselines import METHODS
 from nado.errors import InputError, NadoError
 from nado.oracles import Keywords
 from nado.storage import read_json, write_json
+from nado.study.comparison import SEARCHED
 from nado.study.systems import read_texts
 
-_SEARCHED = "greedy"  # what methods that search are compared with, and those that sample with:
+_GREEDY = "greedy"  # what methods that search are compared with, and those that sample with:
 _SAMPLED = "base"
 
 
@@ -70,16 +71,16 @@ def method_line(
 ) -> dict[str, Any]:
     """A method's line, beside p's own texts of the same kind."""
     key = facts["key"]
-    method = METHODS.get(key) or METHODS.get(key.rpartition("-")[0])  # some have their budget in the name
-    searches = method is not None and method.one_text
-    other = kept.get(_SEARCHED if searches else _SAMPLED)
-    alone = key in (_SEARCHED, _SAMPLED)
+    name = key if key in METHODS else key.rpartition("-")[0]  # some have their budget in the name
+    searches = name == SEARCHED or (name in METHODS and METHODS[name].one_text)
+    other = kept.get(_GREEDY if searches else _SAMPLED)
+    alone = key in (_GREEDY, _SAMPLED)
     sets, scored = kept[key]
     row = Row(
         key,
         "search" if searches else "sample",
         float(facts["settings"].get("strength", 1.0)),
-        exact_end=key.endswith("exact-end"),
+        exact_end=key.endswith("exact-end") or facts["settings"].get("exact_end", False),
     )
     reported = np.array([each.reported for each in sets])
     base = None if alone or other is None else other[1]

@@ -85,12 +85,13 @@ def _require_searchable(guidance: Guidance) -> None:
             "beam search",
             "A rate is a property of sampling: draw from the model.",
         )
-    if guidance.floor:
-        raise InputError(
-            "no floor under beam search",
-            f"a floor of {guidance.floor:g}",
-            "Beams leave dead ends by themselves: they are ranked by their chances.",
-        )
+    for name in ("floor", "doubt"):
+        if getattr(guidance, name):
+            raise InputError(
+                f"no {name} under beam search",
+                f"a {name} of {getattr(guidance, name):g}",
+                "Beams leave dead ends by themselves: they are ranked by their chances.",
+            )
 
 
 def _best_first(texts: Sequence[SearchedText]) -> list[SearchedText]:

@@ -154,6 +154,20 @@ def require_strength(strength: float | Tensor) -> None:
         )
 
 
+def doubted_log_r(log_r: Tensor, doubt: float) -> Tensor:
+    """log(R + doubt·(1 − R)): R for an oracle that says yes anyway with this chance.
+
+    Where R is far above `doubt` next to nothing changes; far below it R no longer depends on the token, and q
+    is p. R = 0 stays 0: that is known, not learned, for a text that is cut is unsatisfied whatever an oracle
+    says of it.
+    """
+    log_r = at_least_float32(log_r)
+    if doubt == 0:
+        return log_r
+    believed = torch.log(doubt + (1 - doubt) * torch.exp(log_r))
+    return torch.where(torch.isneginf(log_r), -math.inf, believed)
+
+
 def soft_coefficients(
     log_r_start: Tensor, log_not_r_start: Tensor, target_rate: float | Tensor
 ) -> SoftCoefficients:

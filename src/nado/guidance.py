@@ -1,4 +1,4 @@
-"""One step of guided decoding, from p and R to q: strength, soft rate, exact end, dead ends.
+"""One step of guided decoding, from p and R to q: doubt, strength, soft rate, exact end, dead ends.
 
 Whatever is asked for, one factor f(v) is multiplied into p(v) and the product is normalised: q = p·f / S with
 S = Σ_v p(v) f(v). The weight of a text, and so everything exact, needs only f and S (Semantics 4).
@@ -14,7 +14,7 @@ from torch import Tensor
 from nado.decomposition import (
     SoftCoefficients,
     apply_strength,
-    at_least_float32,
+    doubted_log_r,
     expected_log_r,
     guided_distribution,
     log_one_minus,
@@ -33,10 +33,11 @@ class Guidance:
     target_rate: float = 1.0  # share of texts that shall satisfy the oracle; 1 is all of them
     floor: float = 0.0  # a row whose chance of success S falls below this is declared a dead end
     exact_end: bool = False  # ask the oracle whether a text may end here, and let it end only then
+    doubt: float = 0.0  # R far below this is not believed: a text that is as good as lost goes on as p would
 
     def __post_init__(self) -> None:
         require_strength(self.strength)
-        for name in ("target_rate", "floor"):
+        for name in ("target_rate", "floor", "doubt"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} between 0 and 1", f"{getattr(self, name)}", "It is a probability.")
         if self.target_rate < 1 and self.strength != 1:
@@ -44,6 +45,12 @@ class Guidance:
                 "strength 1 with a target rate below 1",
                 f"strength {self.strength:g} and target rate {self.target_rate:g}",
                 "A target rate is defined for R itself: use one of the two.",
+            )
+        if self.target_rate < 1 and self.doubt:
+            raise InputError(
+                "no doubt with a target rate below 1",
+                f"doubt {self.doubt:g} and target rate {self.target_rate:g}",
+                "A rate below 1 lets unsatisfied texts be already: use one of the two.",
             )
         if self.target_rate < 1 and self.exact_end:
             raise InputError(
@@ -60,7 +67,7 @@ class Guidance:
     @property
     def plain(self) -> bool:
         """Whether R itself is multiplied in, so that S_1 estimates R(x)."""
-        return self.strength == 1 and not self.soft
+        return self.strength == 1 and not self.soft and not self.doubt
 
 
 class GuidedStep(NamedTuple):
@@ -87,7 +94,7 @@ def guide_step(
     answers about the texts as they stand, for an exact end: they replace R(EOS), in rows that are `exact`
     (...) where not all of them are to end so.
     """
-    log_r = at_least_float32(log_r)
+    log_r = doubted_log_r(log_r, guidance.doubt)
     if guidance.soft:
         assert soft is not None
         factor = soft_log_r(log_r, soft)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nado.study.sections import GenerateConfig
     from nado.study.systems import System, Written
 
-_FIELDS = ("count", "strength", "target_rate", "seed", "batch_size")
+_FIELDS = ("count", "strength", "target_rate", "doubt", "seed", "batch_size")
 
 
 @takes("oracle", "generate", only=_FIELDS)
@@ -141,7 +141,10 @@ def _make_system(
     # Verified texts are checked anyway, and without an exact end they are nearer to q*.
     default = cheap and config.target_rate == 1 and not verified
     guidance = Guidance(
-        config.strength, config.target_rate, exact_end=default if exact_end is None else exact_end
+        config.strength,
+        config.target_rate,
+        exact_end=default if exact_end is None else exact_end,
+        doubt=config.doubt,
     )
     return System("guided", used.base, used.guide, guidance, used.oracle)
 

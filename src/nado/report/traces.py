@@ -180,7 +180,7 @@ def consistency_curve(
     if guidance is not None and not guidance.plain:
         raise InputError(
             "a trace in which R itself was multiplied in",
-            f"strength {guidance.strength:g} and target rate {guidance.target_rate:g}",
+            f"strength {guidance.strength:g}, target rate {guidance.target_rate:g}, doubt {guidance.doubt:g}",
             "Trace the texts once more with Guidance().",
         )
     ends = np.asarray(lengths, dtype=np.int64) - 1

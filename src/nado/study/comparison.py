@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nado.baselines import METHODS, Method, Provisions, Sampled, System, Training
+from nado.baselines.greedy import Searched
 from nado.baselines.method import SHARED, Settings, Stopwatch
 from nado.baselines.tuning import choose_settings, describe_criterion
 from nado.errors import InputError
@@ -42,9 +43,10 @@ from nado.study.sections import GenerateConfig
 from nado.study.stages import Stage, require_same
 from nado.study.systems import Written, judge_texts, read_texts, save_texts
 
-REFERENCE = "q"
-GUIDED = {REFERENCE: "q", "q-exact-end": "q, exact end", "q-tuned": "q, strength tuned"}
+REFERENCE, SEARCHED = "q", "q-beam"
+GUIDED = {REFERENCE: "q", "q-exact-end": "q, exact end", "q-tuned": "q, tuned", SEARCHED: "q, beams"}
 STRENGTHS = (1.0, 1.5, 2.0, 3.0)
+DOUBT = 0.03
 Say = Callable[[str], None]
 
 
@@ -58,7 +60,7 @@ class Guided(Method):
         self._key, self._load = key, load
         exact_end, self._tuned = key == "q-exact-end", key == "q-tuned"
         rate = 1.0 if exact_end else config.target_rate
-        self.guidance = Guidance(config.strength, rate, exact_end=exact_end)
+        self.guidance = Guidance(config.strength, rate, exact_end=exact_end, doubt=config.doubt)
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -72,17 +74,46 @@ class Guided(Method):
         return METHODS["base-exact-end"].obstacle(given) if self.guidance.exact_end else None
 
     def grid(self, given: Provisions) -> list[dict[str, Any]]:
-        """The study's own settings, or several strengths."""
+        """The study's own settings, or several strengths, with and without doubt."""
         if self._tuned:
-            return [{"strength": strength} for strength in STRENGTHS]
-        chosen = {"strength": self.guidance.strength, "target_rate": self.guidance.target_rate}
-        return [{name: value for name, value in chosen.items() if value != 1}]
+            settings = [{"strength": strength} for strength in STRENGTHS]
+            return settings + [{**each, "doubt": DOUBT} for each in settings]
+        usual, chosen = Guidance(), self.guidance
+        names = ("strength", "target_rate", "doubt")
+        return [
+            {name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(usual, name)}
+        ]
 
     def prepare(self, given: Provisions, settings: Settings) -> System:
         """The guided model."""
-        guidance = replace(self.guidance, strength=settings.get("strength", self.guidance.strength))
+        guidance = replace(self.guidance, **settings)
         model = GuidedLanguageModel(given.base, self._load(), guidance=guidance, oracle=given.oracle)
         return Sampled(model, given.rows)
+
+
+class GuidedBeams(Guided):
+    """The guided model searched by p·R, with an exact end where the oracle can be asked for one."""
+
+    sized = True
+    one_text = True
+
+    def __init__(self, load: Callable[[], Guide], config: GenerateConfig) -> None:
+        super().__init__(SEARCHED, load, replace(config, target_rate=1.0, doubt=0.0))
+
+    def obstacle(self, given: Provisions) -> str | None:
+        """That of the base's own beams."""
+        return METHODS["beam"].obstacle(given)
+
+    def grid(self, given: Provisions) -> list[dict[str, Any]]:
+        """What the base's own beams are tuned over."""
+        exact_end = METHODS["base-exact-end"].obstacle(given) is None
+        return [{**each, "exact_end": exact_end} for each in METHODS["beam"].grid(given)]
+
+    def prepare(self, given: Provisions, settings: Settings) -> System:
+        """The search."""
+        guidance = replace(self.guidance, exact_end=settings["exact_end"])
+        model = GuidedLanguageModel(given.base, self._load(), guidance=guidance, oracle=given.oracle)
+        return Searched(model, settings["beams"], settings["length_penalty"], given.rows)
 
 
 @dataclass(frozen=True)
@@ -191,16 +222,18 @@ class Comparing:
     def _entries(self, keys: Iterable[str]) -> list[Entry]:
         entries = []
         for key in keys:
-            if key in GUIDED:
-                entries.append(Entry(key, Guided(key, lambda: self.guide, self.generate)))
-            elif METHODS[key].sized:
-                entries += [
-                    Entry(f"{key}-{multiple:g}x", METHODS[key], multiple)
-                    for multiple in self.study.compare.budgets
-                ]
+            method = self._method(key)
+            if method.sized:
+                several = self.study.compare.budgets
+                entries += [Entry(f"{key}-{multiple:g}x", method, multiple) for multiple in several]
             else:
-                entries.append(Entry(key, METHODS[key]))
+                entries.append(Entry(key, method))
         return entries
+
+    def _method(self, key: str) -> Method:
+        if key == SEARCHED:
+            return GuidedBeams(lambda: self.guide, self.generate)
+        return Guided(key, lambda: self.guide, self.generate) if key in GUIDED else METHODS[key]
 
     # --- running ----------------------------------------------------------------------------------------
 

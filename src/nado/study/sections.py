@@ -175,6 +175,7 @@ class GenerateConfig:
     length_penalty: float = option(1.0, "beams' texts are ranked by log p / length^this")
     strength: float = option(1.0, "R to this power: 0 is the base alone, above 1 pulls harder")
     target_rate: float = option(1.0, "share of texts that shall satisfy the oracle")
+    doubt: float = option(0.0, "R far below this is not believed: a text as good as lost goes on as p would")
     exact_end: Literal["off", "on", "both"] = option(
         "both", "let a text end only where the oracle says yes; both: measured off and on where possible"
     )
