@@ -500,6 +500,7 @@ def test_the_readme_is_filled_from_the_results(finished: Path, tmp_path: Path) -
 # --- in rounds ----------------------------------------------------------------------------------------
 
 ROUNDS = """
+group = "In rounds:"
 [base]
 length_limit = 14
 [adapter]
@@ -594,7 +595,8 @@ def test_a_base_that_sees_no_concepts_learns_to_cover_them(in_rounds: Path) -> N
 
 
 def test_only_guides_that_know_what_r_is_are_searched_by_it() -> None:
-    for path in (RECIPE / "rounds.toml", *(RECIPE.parent / "keywords_in_order").glob("*.toml")):
+    own = (RECIPE / "rounds.toml", RECIPE / "warm_up.toml")
+    for path in (*own, *(RECIPE.parent / "keywords_in_order").glob("*.toml")):
         settings = read_key_settings(path)
         warm = {each.name for each in settings.guides if each.objective == WARM_UP}
         rows = [row for section in settings.rows for row in section.rows()]
@@ -617,6 +619,7 @@ def test_lines_in_rounds_stand_in_the_main_runs_table(finished: Path, in_rounds:
     runs = [read_json(folder / "commongen.json") for folder in (finished / "out", in_rounds)]
     text = results_page.results(results_page.join_runs(runs), read_json(finished / "out" / "overhead.json"))
     assert text.count("| p, domain-adapted | greedy | – | – |") == 1
+    assert text.count("\n\nIn rounds:\n\n") == 1
     assert "| domain-adapted base, coverage, exact end off | ≥ 90 |" in text
 
 

@@ -1,5 +1,6 @@
 """p: the base with a LoRA adapter that has learned CommonGen's training sentences."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,6 +17,7 @@ from study_settings import AdapterSettings, BaseSettings
 from torch import Tensor
 
 from nado.huggingface import CausalModel, load_model
+from nado.storage import digest_file
 from nado.warpers import Warpers
 
 _LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -79,6 +81,17 @@ def fine_tune(
     adapted.peft_config["default"].base_model_name_or_path = Path(base).name  # and not where it was converted
     adapted.to(torch.bfloat16).save_pretrained(folder, save_embedding_layers=False)
     return facts
+
+
+def take_adapter(given: Path, folder: Path) -> dict[str, Any]:
+    """An adapter that was trained before, in `folder`; returns where it is from."""
+    shutil.copytree(given, folder, dirs_exist_ok=True)
+    return {"given": given.name}
+
+
+def name_adapter(given: Path | None) -> dict[str, str]:
+    """What tells a run with a given adapter from one that trains its own."""
+    return {} if given is None else {"given": digest_file(given / "adapter_model.safetensors")}
 
 
 def add_adapter(model: Any, settings: AdapterSettings) -> Any:

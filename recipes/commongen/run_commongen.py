@@ -11,7 +11,6 @@ and what the configuration chosen on dev writes for the test sets and for words 
 import argparse
 import gzip
 import json
-import shutil
 import tarfile
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -25,7 +24,7 @@ from concept_sets import ConceptSet, learned_sets, read_sets, recombine
 from dev_decoding import Written, write_base, write_guided
 from drawn_texts import cut_chunks, describe, draw_chunks, draw_labelled, rates, read_chunks
 from final_texts import choose_line, final_rows, final_sets, write_outputs
-from fine_tuning import fine_tune, load_base
+from fine_tuning import fine_tune, load_base, name_adapter, take_adapter
 from guide_training import (
     GuideData,
     build_guide,
@@ -108,15 +107,11 @@ class Study:
 
     def adapt(self) -> None:
         """Fine-tune the base, or take the adapter that was given."""
-        config: dict[str, Any] = {
-            "adapter": asdict(self.settings.adapter),
-            "texts": asdict(self.settings.texts),
-        }
+        config = {"adapter": asdict(self.settings.adapter), "texts": asdict(self.settings.texts)}
 
         def work(folder: Path) -> dict[str, Any]:
             if self.given is not None:
-                shutil.copytree(self.given, folder / "adapter", dirs_exist_ok=True)
-                return {"given": self.given.name}
+                return take_adapter(self.given, folder / "adapter")
             return fine_tune(
                 self.clock,
                 self.base,
@@ -127,9 +122,7 @@ class Study:
                 length_limit=self.settings.base.length_limit,
             )
 
-        if self.given is not None:
-            config["given"] = digest_file(self.given / "adapter_model.safetensors")
-        folder = self.stages.run("adapter", config, [], work)
+        folder = self.stages.run("adapter", {**config, **name_adapter(self.given)}, [], work)
         self.stages.run(BASE, asdict(self.settings.base), ["adapter"], lambda folder: {})
         pack(folder / "adapter", self.output / "adapter.tar")
 

@@ -42,9 +42,6 @@ from nado.storage import write_json
 from nado.versions import versions
 
 _TEXTS = TextSettings(sentences=True, turns=2)
-_GROUP = (
-    "Warm-up, rounds, and a base that sees no concepts (an adapter of their own, the same for both bases):"
-)
 TRAIN, DEV, FORMS = "train.jsonl.gz", "dev.jsonl", "concept_forms.json"
 
 
@@ -97,7 +94,7 @@ class ConceptRounds(InOrder):
         rows = []
         for row, line in lines.items():
             shared = (self._base_line(row, lines), reported, command)
-            rows.append(table_row(row, self.title(row.system), line, *shared, group=_GROUP))
+            rows.append(table_row(row, self.title(row.system), line, *shared, group=self.settings.group))
         metrics = {
             "rows": rows,
             "stages": facts,

@@ -88,6 +88,7 @@ class KeySettings:
     shape: GuideShape = field(default_factory=GuideShape)
     guides: tuple[GuideStage, ...] = ()
     rows: tuple[RowSettings, ...] = ()
+    group: str = ""  # what stands above these lines where a study has several tables
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -114,6 +115,7 @@ def read_key_settings(path: Path) -> KeySettings:
         **sections,
         guides=tuple(read_section(GuideStage, each, "guides") for each in table.get("guides", [])),
         rows=tuple(read_section(RowSettings, each, "rows") for each in table.get("rows", [])),
+        group=str(table.get("group", "")),
     )
     _require_sense(settings)
     return settings

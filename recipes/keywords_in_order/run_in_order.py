@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import nearby  # noqa: F401  (finds stages, fine-tuning, decoding and recording)
 import numpy as np
 from dev_decoding import Written, write_base, write_guided
-from fine_tuning import fine_tune, load_base
+from fine_tuning import fine_tune, load_base, name_adapter, take_adapter
 from guide_training import build_guide, open_guide, share_time
 from key_guides import Learning
 from key_samples import Making, read_folder, some_of
@@ -70,6 +70,7 @@ class InOrder:
         self.settings = read_key_settings(options.settings or _settings_of(options.corpus))
         self.corpus, self.base, self.output = options.corpus, options.base, options.output
         self.workers, self.later = workers, options.later
+        self.given: Path | None = options.adapter
         self.clock = Clock(options.output / "run.log", deadline=options.deadline)
         inputs = [Path(self.base).name, self.settings.base.length_limit]
         inputs += [digest_file(options.prepared / name) for name in self.read(options.prepared)]
@@ -110,6 +111,8 @@ class InOrder:
         """One adapter for both bases: every text is learned after keys of its own, and by itself."""
 
         def work(folder: Path) -> dict[str, Any]:
+            if self.given is not None:
+                return take_adapter(self.given, folder / "adapter")
             dev: Any = [replace(each, sees=sees) for sees in (True, False) for each in self.tested]
             train: Any = [replace(each, sees=sees) for sees in (True, False) for each in self.training]
             settings, limit = self.settings.adapter, self.settings.base.length_limit
@@ -119,7 +122,7 @@ class InOrder:
             place = folder / "adapter"
             return fine_tune(self.clock, self.base, train, dev, place, settings, length_limit=limit)
 
-        config = {"adapter": asdict(self.settings.adapter)}
+        config = {"adapter": asdict(self.settings.adapter), **name_adapter(self.given)}
         folder = self.stages.run("adapter", config, [], work)
         self.stages.run(BASE, asdict(self.settings.base), ["adapter"], lambda folder: {})
         pack(folder / "adapter", self.output / "adapter.tar")
@@ -416,6 +419,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base", required=True, help="GGUF file or folder of the base model")
     parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
     parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
+    parser.add_argument("--adapter", type=Path, help="an adapter to take instead of fine-tuning one")
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
     parser.add_argument("--later", type=float, default=0.0, help="seconds that a further call will have")
     parser.add_argument("--workers", type=int, default=0, help="processes that label and score")
