@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 import small_models
 from guide_quality import guide_log_r, labelled_samples, measure
-from nado.drawing import draw_rows
+from nado.drawing import draw, draw_rows
 from nado.errors import InputError, MismatchError, MissingPackageError
 from nado.exact import TabularModel, guided_model
 from nado.guide import Guide, GuideConfig
@@ -28,8 +28,10 @@ from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.huggingface.reading import HuggingFaceReader
 from nado.metrics.likelihood import score_tokens
 from nado.objective import Reduced, reduce_vocabulary
+from nado.oracles import Keywords
 from nado.prompts import Prompt
 from nado.proposals import Proposal, tempered
+from nado.sample_labels import label_samples
 from nado.samples import Samples
 from nado.tabular_reader import TabularReader
 from nado.trackers import describe_losses, training_bar
@@ -365,10 +367,15 @@ def test_the_likelihood_gain_is_what_q_says_of_satisfied_texts(
     assert found["likelihood_gain"] * sum(map(len, tokens)) == pytest.approx(log_q - log_p, rel=1e-3)
 
 
+# Warnings of the compiler's own making: of an old decorator, and of looking at what comes into a layer.
+of_the_compiler = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-)  # inductor's own
+@of_the_compiler
 def test_a_compiled_body_gives_the_same_losses(tabular: tuple[TabularReader, Samples]) -> None:
     reader, samples = tabular
     data = TrainingData.from_samples(samples, reader)
@@ -381,6 +388,27 @@ def test_a_compiled_body_gives_the_same_losses(tabular: tuple[TabularReader, Sam
         for mine, theirs in zip(compiled(batch)[0], plain(batch)[0], strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0  # something was compiled
+
+
+@pytest.mark.slow
+@of_the_compiler
+def test_compiled_training_takes_the_same_steps(tmp_path: Path) -> None:
+    """Also where batches differ in length and the guide is told its progress."""
+    model = CausalModel(small_models.build("llama"), small_models.tokenizer(), length_limit=8)
+    reader, oracle = HuggingFaceReader(model), Keywords(inflections=False)
+    asked = [Prompt("the dog", "ball, park"), Prompt("a cat sees", "red, man")]
+    draw(model, asked, tmp_path, samples_per_prompt=48, batch_size=32)
+    samples = label_samples(tmp_path, oracle, model=model, prefixes=True)
+    data = TrainingData.from_samples(
+        samples, reader, progress_bits=2, part_names=oracle.progress_names, both_labels=False
+    )
+    assert len(set(data.lengths.tolist())) > 2
+    histories = []
+    for compiled in (False, True):
+        guide = fresh_guide(reader, reads="states", matrix="tied", progress_bits=2, named_parts=True)
+        config = TrainingConfig(steps=12, batch_size=16, compiled=compiled)
+        histories.append([row["loss"] for row in train(guide, reader, data, config).history])
+    assert histories[1] == pytest.approx(histories[0], rel=1e-3)
 
 
 def test_the_learning_rate_rises_then_falls() -> None:

@@ -1,19 +1,12 @@
 """torch.compile, with what has to be known about it."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
-
 # In torch 2.11 this analysis fails an assertion of its own on transformers' attention masks.
 _OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"triton.coalesce_tiling_analysis": False}
-
-
-def compile_dynamic(function: FunctionT) -> FunctionT:
-    """Fuse `function` for inputs whose sizes change from call to call."""
-    return cast(FunctionT, torch.compile(function, dynamic=True, options=_OPTIONS))
 
 
 def compile_layers(model: torch.nn.Module) -> torch.nn.Module:

@@ -283,12 +283,14 @@ class Guide(Composable, PreTrainedModel):
         left: Tensor,
         conditions: Conditions,
         progress: Tensor | None = None,
+        *,
+        body: nn.Module | None = None,
     ) -> Tensor:
         """What the body makes of whole texts: (B, T, size).
 
         `states` (B, T, state_size); `last_tokens` (B, T) the token before each position, −1 before the
         first; `left` (B, T) tokens that may still be written; `progress` (B, T, bits), −1 where there is no
-        such bit.
+        such bit. `body` is the guide's own in another form, compiled for instance.
         """
         known = self.know(conditions)
         text = self.text_inputs(known, states, last_tokens, left, progress)  # (B, T, size)
@@ -297,7 +299,7 @@ class Guide(Composable, PreTrainedModel):
         width = known.inputs.shape[1]
         mask = torch.cat([known.mask, known.mask.new_ones(text.shape[:2])], dim=1)
         joined = torch.cat([known.inputs, text], dim=1)
-        return self._run_body(joined, mask.long(), _positions(mask), None)[:, width:]
+        return self._run_body(joined, mask.long(), _positions(mask), None, body)[:, width:]
 
     def know(self, conditions: Conditions) -> Known:
         """Read conditions: what of them is the same at every position of a text."""
@@ -346,9 +348,14 @@ class Guide(Composable, PreTrainedModel):
         return self._run_body(text, mask, positions, cache)
 
     def _run_body(
-        self, inputs: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache | None
+        self,
+        inputs: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        cache: Cache | None,
+        body: nn.Module | None = None,
     ) -> Tensor:
-        output = self.body(
+        output = (self.body if body is None else body)(
             inputs_embeds=inputs,
             attention_mask=mask,
             position_ids=positions,

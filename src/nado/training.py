@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nado.checkpoints import Checkpoints, Row, Run
-from nado.compiling import compile_dynamic
+from nado.compiling import compile_layers
 from nado.errors import InputError, NadoError, require_at_least
 from nado.guide import Guide
 from nado.objective import (
@@ -187,7 +188,10 @@ class Objective(torch.nn.Module):
     def __init__(self, guide: Guide, reader: Reader, config: TrainingConfig) -> None:
         super().__init__()
         self.guide, self.config, self.reader = guide, config, reader
-        self._features = compile_dynamic(guide.features) if config.compiled else guide.features
+        # Not as a module of this one: its weights are the guide's. What is around the body stays eager, since
+        # torch takes the strides of the progress of one batch for those of all.
+        fused = compile_layers(guide.body) if config.compiled and guide.attentive else None
+        self._features = partial(guide.features, body=fused)
 
     def forward(self, batch: Batch) -> tuple[Losses, Losses, Reduced]:
         """Sums and counts of every loss, and what they are made from."""
