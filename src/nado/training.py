@@ -224,20 +224,26 @@ class Objective(torch.nn.Module):
     def _reduce(self, batch: Batch) -> tuple[Reduced, Tensor, Tensor, Tensor, Tensor]:
         """Features of whole texts; then, where the batch asks for it, sums over the vocabulary."""
         summed = batch.summed  # (B, T), N of them set
+        # Counted before the guide runs: a GPU is waited for here, and not again until the step is done.
+        places = summed.flatten().nonzero().squeeze(1)  # (N,)
         written = torch.arange(summed.shape[1], device=summed.device).expand_as(summed)
         left = (self.reader.model.length_limit - written).clamp(min=0)
         features = self._features(batch.states, batch.last_tokens, left, batch.conditions, batch.progress)
-        states, positions = batch.states[summed], written[summed]
+
+        def gather(values: Tensor) -> Tensor:
+            return values.flatten(0, 1).index_select(0, places)
+
+        states, positions = gather(batch.states), gather(written)
         step = self.guide.reduce(
-            self.guide.scores(features[summed]),
+            self.guide.scores(gather(features)),
             lambda rows: self.reader.logits(states[rows], positions[rows]),
-            batch.tokens[summed],
+            gather(batch.tokens),
             positions,
         )
 
         def spread(values: Tensor) -> Tensor:
-            empty = torch.zeros(summed.shape, device=summed.device, dtype=values.dtype)
-            return empty.masked_scatter(summed, values)
+            empty = torch.zeros(summed.numel(), device=summed.device, dtype=values.dtype)
+            return empty.index_copy(0, places, values).view(summed.shape)
 
         log_s, log_not_s = spread(step.log_s), spread(step.log_not_s)
         reduced = Reduced(
