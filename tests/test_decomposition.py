@@ -220,6 +220,9 @@ def test_doubt_at_its_ends() -> None:
     assert found.tolist() == pytest.approx([1.0, 0.505, 0.01 + 0.99e-6, 0.0], abs=1e-12)
     assert doubted_log_r(log_r, 1.0)[:3].tolist() == [0.0, 0.0, 0.0]
     assert doubted_log_r(log_r.bfloat16(), 0.01).dtype == torch.float32
+    rows = doubted_log_r(torch.stack([log_r, log_r]), torch.tensor([0.0, 0.01], dtype=torch.float64))
+    assert torch.equal(rows[0], log_r)
+    assert torch.equal(rows[1], doubted_log_r(log_r, 0.01))
 
 
 # --- (g) weights --------------------------------------------------------------------------------------

@@ -261,6 +261,13 @@ def test_without_a_prompt_the_guides_own_form_is_used(server: Running) -> None:
         ),
         ({**ASK, "guides": {}, "target_rate": 0.5}, "target_rate", "A target rate needs a guide."),
         ({**ASK, "verified": True, "target_rate": 0.5}, "target_rate", None),
+        (
+            {**ASK, "doubt": 0.1, "target_rate": 0.5},
+            "target_rate",
+            "expected no doubt with a target rate below 1; found doubt 0.1 and target rate 0.5. "
+            "A rate below 1 lets unsatisfied texts be already: use one of the two.",
+        ),
+        ({**ASK, "doubt": 1.5}, "doubt", None),
         ({**ASK, "temperature": 0.5, "target_rate": 0.5}, "target_rate", None),
         (
             {**ASK, "guides": {"second": 1}, "verified": True},

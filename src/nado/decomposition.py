@@ -154,18 +154,21 @@ def require_strength(strength: float | Tensor) -> None:
         )
 
 
-def doubted_log_r(log_r: Tensor, doubt: float) -> Tensor:
+def doubted_log_r(log_r: Tensor, doubt: float | Tensor) -> Tensor:
     """log(R + doubt·(1 − R)): R for an oracle that says yes anyway with this chance.
 
     Where R is far above `doubt` next to nothing changes; far below it R no longer depends on the token, and q
     is p. R = 0 stays 0: that is known, not learned, for a text that is cut is unsatisfied whatever an oracle
-    says of it.
+    says of it. A tensor of doubts has the leading shape of `log_r`, one a row.
     """
     log_r = at_least_float32(log_r)
-    if doubt == 0:
+    known = torch.isneginf(log_r)
+    if isinstance(doubt, Tensor):
+        doubt = doubt.to(log_r.dtype).unsqueeze(-1)
+        known = known | (doubt == 0)
+    elif doubt == 0:
         return log_r
-    believed = torch.log(doubt + (1 - doubt) * torch.exp(log_r))
-    return torch.where(torch.isneginf(log_r), -math.inf, believed)
+    return torch.where(known, log_r, torch.log(doubt + (1 - doubt) * torch.exp(log_r)))
 
 
 def soft_coefficients(

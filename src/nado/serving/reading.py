@@ -137,7 +137,7 @@ def _voice(
     pulled = [each for each, strength in zip(members, strengths, strict=True) if strength > 0]
     exact = rate == 1 and not asked.verified and served.ends_exactly(pulled)
     try:
-        return Voice(strengths, rate, exact)
+        return Voice(strengths, rate, exact, asked.doubt or 0.0)
     except NadoError as error:
         raise RefusalError(400, str(error), param="target_rate") from error
 

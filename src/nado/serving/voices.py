@@ -19,6 +19,7 @@ from nado.decomposition import (
     SoftCoefficients,
     apply_strength,
     conjoin,
+    doubted_log_r,
     expected_log_r,
     log_one_minus,
     soft_coefficients,
@@ -58,10 +59,11 @@ class Voice:
     strengths: tuple[float, ...] = ()  # of each guide, in the members' order
     target_rate: float = 1.0
     exact_end: bool = False
+    doubt: float = 0.0  # of each guide
 
     def __post_init__(self) -> None:
         for strength in self.strengths:  # the same rules, in the same words, as everywhere
-            Guidance(strength, self.target_rate, exact_end=self.exact_end)
+            Guidance(strength, self.target_rate, exact_end=self.exact_end, doubt=self.doubt)
 
 
 @dataclass(eq=False)
@@ -71,6 +73,7 @@ class VoicedState(GuidedState):
     strengths: Tensor = field(default_factory=lambda: torch.ones(0, 0))  # (B, K)
     rates: Tensor = field(default_factory=lambda: torch.ones(0))  # (B,)
     exact: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # (B,)
+    doubts: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B,)
     log_r: Tensor | None = None  # (B, V) of all guides together, before strength and rate
     failures: dict[int, Exception] = field(default_factory=dict)  # rows that cannot go on, and why
 
@@ -82,6 +85,7 @@ class VoicedState(GuidedState):
             self.failures.pop(row, None)
         self.rates[rows] = torch.tensor([voice.target_rate for voice in voices], device=device)
         self.exact[rows] = torch.tensor([voice.exact_end for voice in voices], device=device)
+        self.doubts[rows] = torch.tensor([voice.doubt for voice in voices], device=device)
 
 
 class JointFollower:
@@ -176,6 +180,7 @@ class VoicedModel(GuidedLanguageModel):
             strengths=torch.ones(count, len(self.members), device=device),
             rates=torch.ones(count, device=device),
             exact=torch.zeros(count, dtype=torch.bool, device=device),
+            doubts=torch.zeros(count, device=device),
         )
         state.soft = torch.zeros(count, 2, device=device)
         if voices is not None:
@@ -186,7 +191,7 @@ class VoicedModel(GuidedLanguageModel):
         """The given rows, in that order."""
         assert isinstance(state, VoicedState)
         log_r = None if state.log_r is None else state.log_r[rows]
-        own = (state.strengths[rows], state.rates[rows], state.exact[rows], log_r)
+        own = (state.strengths[rows], state.rates[rows], state.exact[rows], state.doubts[rows], log_r)
         failures = {
             new: state.failures[old] for new, old in enumerate(rows.tolist()) if old in state.failures
         }
@@ -223,9 +228,12 @@ class VoicedModel(GuidedLanguageModel):
         state.base_log_p = log_p
 
     def _factor(self, state: VoicedState, log_parts: list[Tensor], log_p: Tensor) -> Tensor:
-        """What is multiplied into p: R itself, R to a power, or αR + β(1 − R)."""
+        """What is multiplied into p: R itself, doubted, to a power, or αR + β(1 − R)."""
         assert state.log_r is not None
         factor = state.log_r
+        if bool(((state.doubts > 0) & ~state.done).any()):
+            factor = doubted_log_r(factor, state.doubts)
+            log_parts = [doubted_log_r(part, state.doubts) for part in log_parts]
         other = (state.strengths != 1).any(dim=1)  # (B,)
         if bool((other & ~state.done).any()):
             powers = [apply_strength(part, state.strengths[:, k]) for k, part in enumerate(log_parts)]
@@ -331,7 +339,7 @@ def as_oracle_error(oracle: Oracle, error: Exception) -> NadoError:
 
 
 def _named(own: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(("strengths", "rates", "exact", "log_r"), own, strict=True))
+    return dict(zip(("strengths", "rates", "exact", "doubts", "log_r"), own, strict=True))
 
 
 def _widen(known: Known, width: int, parts: int) -> Known:
