@@ -17,6 +17,7 @@ import pytest
 from nado.baselines import METHODS
 from nado.cli import main
 from nado.errors import InputError, MismatchError
+from nado.guide import Guide
 from nado.metrics import Comparison, Measure
 from nado.metrics.resampling import Resampling
 from nado.prompts import Prompt
@@ -24,9 +25,9 @@ from nado.report import Report, System, read_report
 from nado.report.comparisons import describe_settings, report_from_comparison
 from nado.report.tables import headline_table
 from nado.study import read_study, run_study
-from nado.study.comparison import compare_study, method_keys
+from nado.study.comparison import Guided, compare_study, method_keys
 from nado.study.pairing import adjust, compare_fluency, compare_satisfied, first_texts, measure_diversity
-from nado.study.sections import CompareConfig
+from nado.study.sections import CompareConfig, GenerateConfig
 from nado.study.systems import Written, read_texts
 from test_study import STUDY, make_study
 
@@ -414,6 +415,21 @@ def test_wrong_settings_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as caught:
         replace(CompareConfig(), **values)
     assert str(caught.value).startswith(words)
+
+
+def no_guide() -> Guide:
+    raise AssertionError("settings are known before a guide is loaded")
+
+
+def test_what_q_is_tuned_over_does_not_hang_on_the_study() -> None:
+    """And what does is told: settings are all that says which texts were written how."""
+    given: Any = None
+    several = [Guided("q-tuned", no_guide, GenerateConfig(doubt=doubt)) for doubt in (0.0, 0.1)]
+    assert several[0].grid(given) == several[1].grid(given)
+    assert all(each.guidance.doubt == 0 for each in several)
+    assert Guided("q", no_guide, GenerateConfig(doubt=0.1, strength=2.0)).grid(given) == [
+        {"strength": 2.0, "doubt": 0.1}
+    ]
 
 
 def test_every_method_can_be_named() -> None:

@@ -382,6 +382,14 @@ def test_a_further_run_adds_its_lines_and_those_of_p_stay_single(finished: Path)
     assert settings.count("an ablation") == len(guided)
     assert len(settings) == len(one["metrics"]["rows"]) + len(guided)
     assert [run["command"] for run in joined["runs"]] == [one["command"], "another"]
+    other["metrics"]["stages"]["guide-main"]["steps"] += 1
+    with pytest.raises(InputError, match="the guide main in one run; found two that differ"):
+        results_page.join_runs([one, other])
+    again = json.loads(json.dumps(one))
+    line = next(row for row in again["metrics"]["rows"] if "against_base" in row)
+    line["coverage"] += 1
+    with pytest.raises(InputError, match=r"the line .* in one run; found two that differ"):
+        results_page.join_runs([one, again])
 
 
 def test_without_guides_nothing_is_drawn_and_lines_go_into_a_table_of_their_own(

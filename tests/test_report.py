@@ -876,18 +876,20 @@ def test_an_example_holds_what_the_trace_says(study: Study) -> None:
     assert total == pytest.approx(float(written.log_q[57]), abs=1e-3)
 
 
-def test_r_is_what_it_is_at_another_strength_and_is_not_shown_at_a_soft_rate(study: Study) -> None:
+def test_r_is_what_it_is_at_another_strength_and_is_not_shown_at_a_soft_rate_or_in_doubt(
+    study: Study,
+) -> None:
     base, written = study.reader.model, study.written["base"]
     arguments = (["the dog"], [written.tokens[0]], ["ball"])
     models = [
         GuidedLanguageModel(base, study.guide, guidance=guidance)
-        for guidance in (Guidance(), Guidance(strength=2.0), Guidance(target_rate=0.5))
+        for guidance in (Guidance(), Guidance(strength=2.0), Guidance(target_rate=0.5), Guidance(doubt=0.1))
     ]
-    plain, strong, soft = (trace_texts(model, "guided", *arguments)[0] for model in models)
+    plain, strong, soft, doubted = (trace_texts(model, "guided", *arguments)[0] for model in models)
     assert [token.log_r for token in plain.tokens] == pytest.approx(
         [token.log_r for token in strong.tokens], abs=1e-4
     )
-    assert (plain.has_r, strong.has_r, soft.has_r) == (True, True, False)
+    assert (plain.has_r, strong.has_r, soft.has_r, doubted.has_r) == (True, True, False, False)
     assert plain.log_r_start is not None
     assert strong.log_r_start is soft.log_r_start is None
     assert "--a:" not in show_text(soft)

@@ -170,6 +170,15 @@ def test_a_guide_of_strength_0_beside_another_is_left_out(engine: Engine) -> Non
     assert [answer.tokens for answer in both] == [answer.tokens for answer in alone]
 
 
+def test_each_of_two_guides_is_doubted(engine: Engine) -> None:
+    """Whatever their strengths: nothing changes all at once where one of them leaves 1."""
+    settings: dict[str, Any] = {"n": 6, "seed": 3, "guides": ("first", "second")}
+    one, near = (ask(engine, **settings, voice=Voice((1.0, each), doubt=0.5)) for each in (1.0, 1.0001))
+    assert [answer.tokens for answer in one] == [answer.tokens for answer in near]
+    certain = ask(engine, **settings, voice=Voice((1.0, 1.0)))
+    assert [answer.tokens for answer in one] != [answer.tokens for answer in certain]
+
+
 def test_temperature_0_takes_the_likeliest_token(engine: Engine) -> None:
     first, second = ask(engine, n=2, temperature=0.0, top_logprobs=1)
     assert first.tokens == second.tokens

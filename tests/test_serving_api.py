@@ -268,6 +268,7 @@ def test_without_a_prompt_the_guides_own_form_is_used(server: Running) -> None:
             "A rate below 1 lets unsatisfied texts be already: use one of the two.",
         ),
         ({**ASK, "doubt": 1.5}, "doubt", None),
+        ({**ASK, "guides": {}, "doubt": 0.1}, "doubt", "There is nothing to doubt without a guide."),
         ({**ASK, "temperature": 0.5, "target_rate": 0.5}, "target_rate", None),
         (
             {**ASK, "guides": {"second": 1}, "verified": True},

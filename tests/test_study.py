@@ -593,6 +593,21 @@ def test_a_check_finds_prompts_that_are_too_long(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("doubt = 5", "expected doubt between 0 and 1; found 5"),
+        ("doubt = 0.1\ntarget_rate = 0.5", "expected no doubt with a target rate below 1"),
+        ('doubt = 0.1\nsearch = "beam"\nbeams = 8', "expected no doubt under beam search"),
+        ("strength = 2\ntarget_rate = 0.5", "expected strength 1 with a target rate below 1"),
+    ],
+)
+def test_a_check_finds_guidance_that_would_be_refused(tmp_path: Path, settings: str, expected: str) -> None:
+    file = make_study(tmp_path, STUDY.replace("[generate]\n", f"[generate]\n{settings}\n"))
+    (problem,) = checked(file)
+    assert problem.startswith(f"[generate]: {expected}")
+
+
 def test_a_check_finds_a_guide_of_another_base(copied: Path, tmp_path: Path) -> None:
     guide = copied.with_suffix("") / "train"
     assert checked(copied, guide=guide) == []

@@ -3,8 +3,8 @@
     python recipes/commongen/results_page.py OUT [OUT …] [--readme README.md] [--record] [--outputs outputs]
 
 The first run is the main one; further ones (ablations, other bases) add their lines. What is on record can
-stand for the runs that made it: `results_page.py benchmarks/results OUT …` adds to it. No number is typed by
-hand.
+stand for the runs that made it, but for costs: `results_page.py benchmarks/results OUT …` adds to it. No
+number is typed by hand.
 """
 
 import argparse
@@ -49,11 +49,17 @@ def join_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Runs of one study share their stages, and a guide's name must not stand for two different guides.
     """
     first = runs[0]["metrics"]
-    rows, known = [], set()
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    guides_known: dict[str, Any] = {}
     for run in runs:
-        fresh = [row for row in run["metrics"]["rows"] if _name(row) not in known]
-        known |= {_name(row) for row in fresh}
-        rows += fresh
+        for row in run["metrics"]["rows"]:
+            kept = known.setdefault(_name(row), row)
+            if "against_base" in row and kept["coverage"] != row["coverage"]:
+                _refuse_two(f"the line {row['setting']}, {row['decoding']}, strength {row['strength']:g}")
+        for name, facts in run["metrics"]["stages"].items():
+            if name.startswith("guide-") and guides_known.setdefault(name, facts) != facts:
+                _refuse_two(f"the guide {name.removeprefix('guide-')}")
+    rows = list(known.values())
     stages = {name: each for run in reversed(runs) for name, each in run["metrics"]["stages"].items()}
     guides = {
         name: each for run in reversed(runs) for name, each in run["metrics"]["settings"]["guides"].items()
@@ -61,6 +67,10 @@ def join_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     joined = {**first, "rows": rows, "stages": stages, "settings": {**first["settings"], "guides": guides}}
     joined["runs"] = [each for run in runs for each in _runs_in(run)]
     return {**runs[0], "metrics": joined}
+
+
+def _refuse_two(what: str) -> None:
+    raise InputError(f"{what} in one run", "two that differ", "Leave one of them out, or name it otherwise.")
 
 
 def _runs_in(run: dict[str, Any]) -> list[dict[str, Any]]:
@@ -344,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     final = options.runs[0] / "final.tar"
     found = {
         "commongen": join_runs([read_json(run / "commongen.json") for run in options.runs]),
-        "overhead": first_costs([run for run in options.runs if not run.samefile(options.results)]),
+        "overhead": first_costs([run for run in options.runs if run.resolve() != options.results.resolve()]),
     }
     text = results(found["commongen"], found["overhead"])
     if options.outputs is not None:

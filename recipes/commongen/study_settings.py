@@ -105,7 +105,7 @@ class GuideSettings:
     batch: int = 1024
     consistency_weight: float = 1.0
     log_consistency_weight: float = 0.0
-    compiled: bool = False  # on a GPU: half a minute, then twice as fast
+    compiled: bool = False  # on a GPU: half a minute for the first guide of a size
     steps: int = 20_000  # at most
     seconds: float = 100.0  # at most; less where a deadline is near
     whole: bool = False  # all of its steps, for which `seconds` are set aside, or nothing: guides to compare

@@ -75,7 +75,7 @@ class GuideShape:
     heads: int = 12
     batch: int = 768
     consistency_weight: float = 1.0
-    compiled: bool = False  # on a GPU: half a minute a guide, then twice as fast
+    compiled: bool = False  # on a GPU: half a minute for the first guide
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ _ROW_SECONDS = {"greedy": 6.0, "sample": 8.0, "beam": 20.0, "search": 15.0}
 _ROUND_SECONDS = 45.0
 _DATA_SECONDS = 20.0
 _LAST_SECONDS = 20.0
-_FEWEST_SECONDS = 25.0  # with less left, or less than half of what it asks for, no further guide is begun
+_FEWEST_SECONDS = 25.0  # with less left no further guide is begun
 LineT = TypeVar("LineT")
 _TITLES = {SEQ2SEQ: "p, seq2seq", DA: "p, domain-adapted"}
 
@@ -179,7 +179,8 @@ class InOrder:
     def look_back(self) -> str:
         """Texts of the p that sees no keys, with keys that are in them; returns the stage's name.
 
-        Given its keys such a text is a draw from q*, which no one has to wait for.
+        Given its keys such a text is a draw from q*, but for how they were chosen, and there is no waiting
+        for one.
         """
         draw, name = self.settings.draw, f"hindsight-{DA}"
 
@@ -240,7 +241,7 @@ class InOrder:
         shapes = [each.shape(self.settings.shape) for each in waiting]
         seconds = share_time(self.budget, shapes, self.reserve(waiting))
         name = f"guide-{stage.name}"
-        too_short = seconds < min(stage.seconds / 2, _FEWEST_SECONDS)
+        too_short = seconds < stage.seconds / 2
         if not self.stages.is_done(name) and (too_short or self.clock.left < self.needed(stage, seconds)):
             return False
         sources = self.sources(stage)

@@ -67,7 +67,7 @@ def search_beams(
     """
     require_at_least(1, beams=beams, count=count, batch_size=batch_size)
     if isinstance(model, GuidedLanguageModel):
-        _require_searchable(model.guidance)
+        require_searchable(model.guidance)
     found: list[list[SearchedText]] = []
     tokens = 0
     size = max(1, batch_size // beams)
@@ -78,7 +78,8 @@ def search_beams(
     return SearchedTexts(found, tokens)
 
 
-def _require_searchable(guidance: Guidance) -> None:
+def require_searchable(guidance: Guidance) -> None:
+    """Refuse what is for sampling alone."""
     if guidance.soft:
         raise InputError(
             f"sampling for a target rate of {guidance.target_rate:g}",

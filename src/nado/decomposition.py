@@ -162,12 +162,12 @@ def doubted_log_r(log_r: Tensor, doubt: float | Tensor) -> Tensor:
     says of it. A tensor of doubts has the leading shape of `log_r`, one a row.
     """
     log_r = at_least_float32(log_r)
+    if not isinstance(doubt, Tensor) and doubt == 0:
+        return log_r
     known = torch.isneginf(log_r)
     if isinstance(doubt, Tensor):
         doubt = doubt.to(log_r.dtype).unsqueeze(-1)
         known = known | (doubt == 0)
-    elif doubt == 0:
-        return log_r
     return torch.where(known, log_r, torch.log(doubt + (1 - doubt) * torch.exp(log_r)))
 
 

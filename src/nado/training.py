@@ -224,7 +224,7 @@ class Objective(torch.nn.Module):
     def _reduce(self, batch: Batch) -> tuple[Reduced, Tensor, Tensor, Tensor, Tensor]:
         """Features of whole texts; then, where the batch asks for it, sums over the vocabulary."""
         summed = batch.summed  # (B, T), N of them set
-        # Counted before the guide runs: a GPU is waited for here, and not again until the step is done.
+        # Counted once, and before the guide runs: a GPU that has much to do would be waited for.
         places = summed.flatten().nonzero().squeeze(1)  # (N,)
         written = torch.arange(summed.shape[1], device=summed.device).expand_as(summed)
         left = (self.reader.model.length_limit - written).clamp(min=0)

@@ -103,12 +103,12 @@ def text_from_trace(
 ) -> ExampleText:
     """One row of a trace. `ends`: whether its last token is EOS.
 
-    R is the factor that was multiplied in, where that was R or a power of it; at a soft rate or at strength 0
-    it is not recorded.
+    R is the factor that was multiplied in, where that was R or a power of it; at a soft rate, under doubt or
+    at strength 0 it is not recorded.
     """
     require_as_many(tokens_as_text, choices_as_text, "tokens", "choices of the base")
     guidance = guidance if guidance is not None else Guidance()
-    has_r = guidance.strength > 0 and not guidance.soft
+    has_r = guidance.strength > 0 and not guidance.soft and not guidance.doubt
     count = len(tokens_as_text)
 
     def column(values: Tensor, power: float = 1.0) -> list[float | None]:

@@ -124,6 +124,8 @@ def _voice(
     rate = 1.0 if asked.target_rate is None else asked.target_rate
     if rate < 1 and not members:
         raise RefusalError(400, "A target rate needs a guide.", param="target_rate")
+    if asked.doubt and not members:
+        raise RefusalError(400, "There is nothing to doubt without a guide.", param="doubt")
     if rate < 1 and (asked.verified or asked.temperature != 1 or asked.top_p != 1):
         raise RefusalError(
             400,

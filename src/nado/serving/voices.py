@@ -74,6 +74,7 @@ class VoicedState(GuidedState):
     rates: Tensor = field(default_factory=lambda: torch.ones(0))  # (B,)
     exact: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # (B,)
     doubts: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B,)
+    doubting: bool = False  # whether any row ever had a doubt: known without asking a GPU
     log_r: Tensor | None = None  # (B, V) of all guides together, before strength and rate
     failures: dict[int, Exception] = field(default_factory=dict)  # rows that cannot go on, and why
 
@@ -86,6 +87,7 @@ class VoicedState(GuidedState):
         self.rates[rows] = torch.tensor([voice.target_rate for voice in voices], device=device)
         self.exact[rows] = torch.tensor([voice.exact_end for voice in voices], device=device)
         self.doubts[rows] = torch.tensor([voice.doubt for voice in voices], device=device)
+        self.doubting = self.doubting or any(voice.doubt for voice in voices)
 
 
 class JointFollower:
@@ -195,7 +197,8 @@ class VoicedModel(GuidedLanguageModel):
         failures = {
             new: state.failures[old] for new, old in enumerate(rows.tolist()) if old in state.failures
         }
-        return VoicedState(**vars(super().select(state, rows)), **_named(own), failures=failures)
+        kept = {**_named(own), "doubting": state.doubting, "failures": failures}
+        return VoicedState(**vars(super().select(state, rows)), **kept)
 
     def refill(
         self,
@@ -231,9 +234,9 @@ class VoicedModel(GuidedLanguageModel):
         """What is multiplied into p: R itself, doubted, to a power, or αR + β(1 − R)."""
         assert state.log_r is not None
         factor = state.log_r
-        if bool(((state.doubts > 0) & ~state.done).any()):
-            factor = doubted_log_r(factor, state.doubts)
+        if state.doubting:
             log_parts = [doubted_log_r(part, state.doubts) for part in log_parts]
+            factor = join_parts(log_parts, log_p)
         other = (state.strengths != 1).any(dim=1)  # (B,)
         if bool((other & ~state.done).any()):
             powers = [apply_strength(part, state.strengths[:, k]) for k, part in enumerate(log_parts)]

@@ -13,7 +13,7 @@ from nado.storage import read_json
 from nado.study.estimate import Estimate, Outline, describe_bytes, estimate, measure_drawing
 from nado.study.materials import Tasks, digest_base, load_base, read_tasks
 from nado.study.reading import Study, apply_settings, make_sections, read_tables, with_local_base
-from nado.study.sections import BaseConfig, LabelConfig, PromptsConfig
+from nado.study.sections import BaseConfig, GenerateConfig, LabelConfig, PromptsConfig
 from nado.study.tables import Problem, salvage
 
 
@@ -96,6 +96,9 @@ def _look(
         with _blaming(check, str(guide)):
             require_guide_of(guide, base)
     _check_training(check, sections)
+    if sections["generate"] is not None:
+        with _blaming(check, "[generate]"):
+            _require_guidance(sections["generate"])
     if check.problems or tasks is None or oracle is None or outline is None:
         return
     study = Study(folder=place, **sections)
@@ -205,6 +208,16 @@ def _check_training(check: Check, sections: dict[str, Any]) -> None:
         check.problems.append(Problem("[train]", error))
     if train is not None and train.warm_up:
         check.notes.append("warm_up fixes only the shape of R: rates and calibration will mean nothing")
+
+
+def _require_guidance(generate: GenerateConfig) -> None:
+    """Refuse what the guided model would refuse, once it is trained."""
+    from nado.beam_search import require_searchable
+    from nado.guidance import Guidance
+
+    guidance = Guidance(generate.strength, generate.target_rate, doubt=generate.doubt)
+    if generate.search == "beam":
+        require_searchable(guidance)
 
 
 def _require_same_stages(study: Study, folder: Path) -> None:

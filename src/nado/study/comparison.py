@@ -60,7 +60,8 @@ class Guided(Method):
         self._key, self._load = key, load
         exact_end, self._tuned = key == "q-exact-end", key == "q-tuned"
         rate = 1.0 if exact_end else config.target_rate
-        self.guidance = Guidance(config.strength, rate, exact_end=exact_end, doubt=config.doubt)
+        doubt = 0.0 if self._tuned else config.doubt
+        self.guidance = Guidance(config.strength, rate, exact_end=exact_end, doubt=doubt)
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -106,8 +107,10 @@ class GuidedBeams(Guided):
 
     def grid(self, given: Provisions) -> list[dict[str, Any]]:
         """What the base's own beams are tuned over."""
-        exact_end = METHODS["base-exact-end"].obstacle(given) is None
-        return [{**each, "exact_end": exact_end} for each in METHODS["beam"].grid(given)]
+        own: dict[str, Any] = {"exact_end": METHODS["base-exact-end"].obstacle(given) is None}
+        if self.guidance.strength != 1:
+            own["strength"] = self.guidance.strength
+        return [{**each, **own} for each in METHODS["beam"].grid(given)]
 
     def prepare(self, given: Provisions, settings: Settings) -> System:
         """The search."""
