@@ -1,7 +1,7 @@
 """p: the base with a LoRA adapter that has learned CommonGen's training sentences."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from concept_sets import ConceptSet
 from documents import Batch, Documents, Pieces, batches
 from learning import Schedule, learn, record_slopes, sparse_loss, total_loss, whole_loss
-from progress_log import Clock
+from progress_log import Clock, Stages
 from study_settings import AdapterSettings, BaseSettings
 from torch import Tensor
 
@@ -83,15 +83,19 @@ def fine_tune(
     return facts
 
 
-def take_adapter(given: Path, folder: Path) -> dict[str, Any]:
-    """An adapter that was trained before, in `folder`; returns where it is from."""
-    shutil.copytree(given, folder, dirs_exist_ok=True)
-    return {"given": given.name}
+def make_adapter(
+    stages: Stages, config: dict[str, Any], given: Path | None, tune: Callable[[Path], dict[str, Any]]
+) -> Path:
+    """The stage of p's adapter, which `tune` trains in a folder, or which is `given`; returns where it is."""
 
+    def work(folder: Path) -> dict[str, Any]:
+        if given is None:
+            return tune(folder / "adapter")
+        shutil.copytree(given, folder / "adapter", dirs_exist_ok=True)
+        return {"given": given.name}
 
-def name_adapter(given: Path | None) -> dict[str, str]:
-    """What tells a run with a given adapter from one that trains its own."""
-    return {} if given is None else {"given": digest_file(given / "adapter_model.safetensors")}
+    known = {} if given is None else {"given": digest_file(given / "adapter_model.safetensors")}
+    return stages.run("adapter", {**config, **known}, [], work) / "adapter"
 
 
 def add_adapter(model: Any, settings: AdapterSettings) -> Any:

@@ -50,17 +50,16 @@ def join_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     first = runs[0]["metrics"]
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
-    guides_known: dict[str, Any] = {}
+    stages: dict[str, Any] = {}
     for run in runs:
         for row in run["metrics"]["rows"]:
             kept = known.setdefault(_name(row), row)
             if "against_base" in row and kept["coverage"] != row["coverage"]:
                 _refuse_two(f"the line {row['setting']}, {row['decoding']}, strength {row['strength']:g}")
         for name, facts in run["metrics"]["stages"].items():
-            if name.startswith("guide-") and guides_known.setdefault(name, facts) != facts:
+            if stages.setdefault(name, facts) != facts and name.startswith("guide-"):
                 _refuse_two(f"the guide {name.removeprefix('guide-')}")
     rows = list(known.values())
-    stages = {name: each for run in reversed(runs) for name, each in run["metrics"]["stages"].items()}
     guides = {
         name: each for run in reversed(runs) for name, each in run["metrics"]["settings"]["guides"].items()
     }

@@ -24,7 +24,7 @@ from concept_sets import ConceptSet, learned_sets, read_sets, recombine
 from dev_decoding import Written, write_base, write_guided
 from drawn_texts import cut_chunks, describe, draw_chunks, draw_labelled, rates, read_chunks
 from final_texts import choose_line, final_rows, final_sets, write_outputs
-from fine_tuning import fine_tune, load_base, name_adapter, take_adapter
+from fine_tuning import fine_tune, load_base, make_adapter
 from guide_training import (
     GuideData,
     build_guide,
@@ -108,23 +108,22 @@ class Study:
     def adapt(self) -> None:
         """Fine-tune the base, or take the adapter that was given."""
         config = {"adapter": asdict(self.settings.adapter), "texts": asdict(self.settings.texts)}
-
-        def work(folder: Path) -> dict[str, Any]:
-            if self.given is not None:
-                return take_adapter(self.given, folder / "adapter")
-            return fine_tune(
+        place = make_adapter(
+            self.stages,
+            config,
+            self.given,
+            lambda folder: fine_tune(
                 self.clock,
                 self.base,
                 learned_sets(self.train, self.settings.texts, self.forms),
                 self.dev,
-                folder / "adapter",
+                folder,
                 self.settings.adapter,
                 length_limit=self.settings.base.length_limit,
-            )
-
-        folder = self.stages.run("adapter", {**config, **name_adapter(self.given)}, [], work)
+            ),
+        )
         self.stages.run(BASE, asdict(self.settings.base), ["adapter"], lambda folder: {})
-        pack(folder / "adapter", self.output / "adapter.tar")
+        pack(place, self.output / "adapter.tar")
 
     @cached_property
     def model(self) -> Any:

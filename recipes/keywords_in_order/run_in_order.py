@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import nearby  # noqa: F401  (finds stages, fine-tuning, decoding and recording)
 import numpy as np
 from dev_decoding import Written, write_base, write_guided
-from fine_tuning import fine_tune, load_base, name_adapter, take_adapter
+from fine_tuning import fine_tune, load_base, make_adapter
 from guide_training import build_guide, open_guide, share_time
 from key_guides import Learning
 from key_samples import Making, read_folder, some_of
@@ -110,22 +110,18 @@ class InOrder:
     def adapt(self) -> None:
         """One adapter for both bases: every text is learned after keys of its own, and by itself."""
 
-        def work(folder: Path) -> dict[str, Any]:
-            if self.given is not None:
-                return take_adapter(self.given, folder / "adapter")
+        def tune(folder: Path) -> dict[str, Any]:
             dev: Any = [replace(each, sees=sees) for sees in (True, False) for each in self.tested]
             train: Any = [replace(each, sees=sees) for sees in (True, False) for each in self.training]
             settings, limit = self.settings.adapter, self.settings.base.length_limit
             if settings.epochs < 1:  # what is not learned need not be tokenised
                 train = [train[at] for at in some_of(round(settings.epochs * len(train)), len(train), 0)]
                 settings = replace(settings, epochs=1.0)
-            place = folder / "adapter"
-            return fine_tune(self.clock, self.base, train, dev, place, settings, length_limit=limit)
+            return fine_tune(self.clock, self.base, train, dev, folder, settings, length_limit=limit)
 
-        config = {"adapter": asdict(self.settings.adapter), **name_adapter(self.given)}
-        folder = self.stages.run("adapter", config, [], work)
+        place = make_adapter(self.stages, {"adapter": asdict(self.settings.adapter)}, self.given, tune)
         self.stages.run(BASE, asdict(self.settings.base), ["adapter"], lambda folder: {})
-        pack(folder / "adapter", self.output / "adapter.tar")
+        pack(place, self.output / "adapter.tar")
 
     @cached_property
     def model(self) -> CausalModel:

@@ -12,11 +12,13 @@ SectionT = TypeVar("SectionT")
 
 
 def read_table(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """The tables of a file, which are called `names`."""
+    """The tables of a file, which are called `names`; those that it lacks, of the file that it is `like`."""
     if not path.is_file():
         raise InputError("a TOML file of settings", f"nothing at {path}", "Give one of those in this folder.")
     with path.open("rb") as file:
         table = tomllib.load(file)
+    if like := table.pop("like", None):
+        table = read_table(path.parent / like, names) | table
     require_known(table, names, path.name)
     return table
 

@@ -134,18 +134,12 @@ def _require_writable(used: "GuideInUse", tasks: "Sequence[Prompt]") -> None:
 def _make_system(
     used: "GuideInUse", config: "GenerateConfig", exact_end: bool | None, verified: bool
 ) -> "System":
-    from nado.guidance import Guidance
     from nado.study.systems import System
 
     cheap = used.oracle is not None and used.oracle.cheap and used.base.completion == "eos"
     # Verified texts are checked anyway, and without an exact end they are nearer to q*.
     default = cheap and config.target_rate == 1 and not verified
-    guidance = Guidance(
-        config.strength,
-        config.target_rate,
-        exact_end=default if exact_end is None else exact_end,
-        doubt=config.doubt,
-    )
+    guidance = config.guidance(exact_end=default if exact_end is None else exact_end)
     return System("guided", used.base, used.guide, guidance, used.oracle)
 
 

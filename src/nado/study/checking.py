@@ -213,9 +213,8 @@ def _check_training(check: Check, sections: dict[str, Any]) -> None:
 def _require_guidance(generate: GenerateConfig) -> None:
     """Refuse what the guided model would refuse, once it is trained."""
     from nado.beam_search import require_searchable
-    from nado.guidance import Guidance
 
-    guidance = Guidance(generate.strength, generate.target_rate, doubt=generate.doubt)
+    guidance = generate.guidance()
     if generate.search == "beam":
         require_searchable(guidance)
 

@@ -59,9 +59,11 @@ class Guided(Method):
     def __init__(self, key: str, load: Callable[[], Guide], config: GenerateConfig) -> None:
         self._key, self._load = key, load
         exact_end, self._tuned = key == "q-exact-end", key == "q-tuned"
-        rate = 1.0 if exact_end else config.target_rate
-        doubt = 0.0 if self._tuned else config.doubt
-        self.guidance = Guidance(config.strength, rate, exact_end=exact_end, doubt=doubt)
+        if exact_end:
+            config = replace(config, target_rate=1.0)
+        if self._tuned:
+            config = replace(config, doubt=0.0)
+        self.guidance = config.guidance(exact_end=exact_end)
 
     @property
     def name(self) -> str:  # type: ignore[override]

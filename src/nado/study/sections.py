@@ -7,10 +7,13 @@ table as `load_oracle` takes it. Nothing here needs torch.
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nado.errors import InputError, require_at_least
 from nado.options import option, required
+
+if TYPE_CHECKING:
+    from nado.guidance import Guidance
 
 Auto = Literal["auto"]
 CONDITION = "{condition}"
@@ -190,6 +193,12 @@ class GenerateConfig:
             raise InputError("count 1 with greedy search", f"{self.count}", "They would be the same text.")
         if self.search == "beam" and self.count > self.beams:
             raise InputError(f"count of at most {self.beams}, the beams", f"{self.count}", "Use more beams.")
+
+    def guidance(self, *, exact_end: bool = False) -> "Guidance":
+        """How the guide is applied."""
+        from nado.guidance import Guidance
+
+        return Guidance(self.strength, self.target_rate, exact_end=exact_end, doubt=self.doubt)
 
 
 @dataclass(frozen=True, kw_only=True)

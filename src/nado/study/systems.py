@@ -90,7 +90,7 @@ def list_systems(
     ends = {"off": [False], "on": [True], "both": [False, True] if possible else [False]}[config.exact_end]
     systems = []
     for exact in ends:
-        guided = Guidance(config.strength, config.target_rate, exact_end=exact, doubt=config.doubt)
+        guided = config.guidance(exact_end=exact)
         # Strength 0 leaves the guide out, not the oracle.
         alone = Guidance(strength=0.0, exact_end=True) if exact else Guidance()
         systems += [
