@@ -47,6 +47,7 @@ class GuideStage:
     learning_rate: float = 3e-4
     seconds: float = 60.0
     steps: int = 20_000
+    whole: bool = False  # all of its steps, however long they take
     seed: int = 0
 
     def shape(self, guide: "GuideShape") -> GuideSettings:
@@ -62,6 +63,7 @@ class GuideStage:
             learning_rate=self.learning_rate,
             seconds=self.seconds,
             steps=self.steps,
+            whole=self.whole,
             seed=self.seed,
         )
 
