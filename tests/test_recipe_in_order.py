@@ -39,6 +39,7 @@ width = 64
 learning_rate = 1e-2
 [draw]
 lists = 40
+own_lists = true
 samples = 12
 references = 80
 hindsight = 200
@@ -193,6 +194,19 @@ def test_the_domain_adapted_base_never_sees_a_key(finished: Path) -> None:
         assert prompt == condition.replace(",", "") + " ="
 
 
+def test_p_writes_also_for_keys_of_its_own_texts(finished: Path) -> None:
+    asked = set(read_samples(finished / "work" / "samples-seq2seq" / "chunk-000").strings("condition"))
+    learned = {
+        ", ".join(keys)
+        for record in read_keyed(finished / "prepared" / "train.jsonl.gz")
+        for keys in record["keys"]
+    }
+    chunks = sorted((finished / "work" / "hindsight-da").glob("chunk-*"))
+    own = {condition for each in chunks for condition in read_samples(each).strings("condition")}
+    assert asked - learned
+    assert asked - learned <= own
+
+
 def test_guides_cover_more_than_their_bases(finished: Path) -> None:
     """A warm-up alone lifts a base that knows no keys; the seq2seq guide is not worse than its base."""
     assert line(finished, "warm")["coverage"] > line(finished, "da")["coverage"] + 10
@@ -225,8 +239,9 @@ def test_a_second_call_does_nothing_again(
         monkeypatch.setattr(run_in_order, name, None)
     assert run_in_order.main(arguments(finished)) == 0
     said = capsys.readouterr().out
-    # The adapter, p, the lines, the guides, and the samples once for every guide that learns from them.
-    assert said.count("done before") == 2 + len(before) + 5 + 8
+    # The adapter, p, the lines, the guides, and the samples once for every guide that learns from them
+    # (p's own texts also where others are drawn for keys in them).
+    assert said.count("done before") == 2 + len(before) + 5 + 8 + 2
     assert results(finished)["rows"] == before
 
 

@@ -91,6 +91,14 @@ def choose_concepts(
     return tuple(chosen.sample(pool, min(len(pool), chosen.choice(_SIZES))))
 
 
+def concepts_in_texts(
+    texts: Sequence[str], seed: int, *, known: Mapping[str, list[str]]
+) -> list[tuple[str, ...]]:
+    """Some concepts of each text; none where it has few."""
+    chosen = random.Random(seed)
+    return [choose_concepts(text, known, chosen) for text in texts]
+
+
 def recombine(
     sets: Sequence[ConceptSet], count: int, seed: int, but: Sequence[ConceptSet] = ()
 ) -> list[ConceptSet]:

@@ -8,11 +8,10 @@ further calls are as there. OUT gets commongen.json with lines that results_page
 """
 
 import argparse
-import random
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import numpy as np
 import siblings  # noqa: F401  (finds the study in rounds, and what benchmarks share)
 from concept_sets import (
     ConceptSet,
-    choose_concepts,
     concepts_by_form,
+    concepts_in_texts,
     learned_sets,
     read_sets,
     recombine,
@@ -30,7 +29,7 @@ from key_samples import some_of
 from ordered_keys import SEQ2SEQ, KeyedText
 from results_page import envelope
 from run_commongen import write_texts
-from run_in_order import InOrder, add_options
+from run_in_order import InOrder, KeyChooser, add_options
 from side_work import Workers, run_with_workers, score_texts
 from study_settings import TextSettings
 from table_rows import Scored, table_row
@@ -72,9 +71,10 @@ class ConceptRounds(InOrder):
         """As many new sets as p writes for; rounds take theirs from the same."""
         return recombine(self.sets, self.settings.draw.lists, self.settings.draw.seed, but=self.tested)
 
-    def keys_in(self, text: str, chooser: random.Random) -> tuple[str, ...]:
-        """Concepts that a text happens to have, in any order."""
-        return choose_concepts(text, self.known, chooser)
+    @property
+    def chooser(self) -> KeyChooser:
+        """What finds concepts that texts happen to have, in any order."""
+        return partial(concepts_in_texts, known=self.known)
 
     def score(self, texts: list[str]) -> "Future[Any]":
         """What texts for the dev sets come to, on its way."""

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 from vocabulary import END_ID, PAD_ID, UNKNOWN_ID, save_tokenizer
 
+from nado.compiling import compile_layers
 from nado.huggingface import EncoderDecoderModel
 
 SHARD = "15MB"
@@ -156,9 +157,9 @@ def train_translator(
 ) -> dict[str, float]:
     """Train the model in place, for a number of steps or of seconds."""
 
-    def loss_of(batch: Any) -> Tensor:
-        return cross_entropy(
-            _logits(model, batch).flatten(0, 1).float(),  # (B·T, V)
+    def loss_by(runs: Any) -> Callable[[Any], Tensor]:
+        return lambda batch: cross_entropy(
+            _logits(runs, batch).flatten(0, 1).float(),  # (B·T, V)
             batch.labels.flatten(),
             ignore_index=_IGNORED,
             label_smoothing=settings.label_smoothing,
@@ -169,7 +170,22 @@ def train_translator(
     cuda = [pairs.device] if pairs.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):  # of dropout
         torch.manual_seed(settings.seed)
-        return learn(model, source, Slopes(model, loss_of), schedule, decay=settings.decay, report=report)
+        slopes = _fused_slopes(model, loss_by, next(source)) if cuda else Slopes(model, loss_by(model))
+        return learn(model, source, slopes, schedule, decay=settings.decay, report=report)
+
+
+def _fused_slopes(model: Any, loss_by: Callable[[Any], Any], batch: Any) -> Slopes:
+    """Slopes of a model whose layers are compiled, where they can be: a fault costs speed, never the run."""
+    plain = Slopes(model, loss_by(model))
+    try:
+        fused = compile_layers(model)
+        fused.train()
+        slopes = Slopes(model, loss_by(fused))
+        slopes(batch)
+    except Exception as error:  # of whatever kind a compiler's are
+        print(f"layers are not compiled: {str(error)[:300]}", flush=True)
+        return plain
+    return slopes
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ class KeyDraw:
     """What is drawn, from p and from q̂."""
 
     lists: int = 12_000  # key lists that p writes texts for
+    own_lists: bool = False  # also of keys in p's own texts (hindsight): it knows the training texts by heart
     samples: int = 8  # of each
     references: int = 48_000  # texts with their own keys, for a warm-up
     hindsight: int = 100_000  # texts of a p that sees no keys, each with some of the keys in it

@@ -56,6 +56,16 @@ def choose_keys(text: str, count: int, chooser: random.Random) -> tuple[str, ...
     return tuple(words[at] for at in sorted(chooser.sample(places, min(count, len(places)))))
 
 
+def keys_in_texts(texts: Sequence[str], seed: int, *, counts: Sequence[int]) -> list[tuple[str, ...]]:
+    """Keys that each text happens to have, as many as one of `counts`; none where it has fewer."""
+    chooser, found = random.Random(seed), []
+    for text in texts:
+        count = chooser.choice(counts)
+        keys = choose_keys(text, count, chooser)
+        found.append(keys if len(keys) == count else ())
+    return found
+
+
 def draw_count(keys: int, fewer: float, chooser: random.Random) -> int:
     """How many keys a training text gets: `keys`, or with the chance `fewer` any smaller number from 2 on."""
     return chooser.randint(2, keys - 1) if keys > 2 and chooser.random() < fewer else keys

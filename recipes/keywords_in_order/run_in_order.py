@@ -13,15 +13,14 @@ text after each guide, and the adapter.
 import argparse
 import gzip
 import json
-import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import nearby  # noqa: F401  (finds stages, fine-tuning, decoding and recording)
 import numpy as np
@@ -32,7 +31,7 @@ from key_guides import Learning
 from key_samples import Making, read_folder, some_of
 from key_settings import HINDSIGHT, REFERENCES, GuideStage, P, Q, read_key_settings
 from key_table import KeyLine, describe_line, score_keyed
-from ordered_keys import DA, SEQ2SEQ, KeyedText, choose_keys, ordered_oracle, read_keyed
+from ordered_keys import DA, SEQ2SEQ, KeyedText, keys_in_texts, ordered_oracle, read_keyed
 from prepare_keys import ABOUT, TEST, TRAIN
 from progress_log import Clock, Stages
 from run_commongen import pack
@@ -60,6 +59,7 @@ _DATA_SECONDS = 20.0
 _LAST_SECONDS = 20.0
 _FEWEST_SECONDS = 25.0  # with less left no further guide is begun
 LineT = TypeVar("LineT")
+KeyChooser: TypeAlias = Callable[[Sequence[str], int], list[tuple[str, ...]]]  # texts, seed → keys of each
 _TITLES = {SEQ2SEQ: "p, seq2seq", DA: "p, domain-adapted"}
 
 
@@ -142,10 +142,16 @@ class InOrder:
         return Making(self.clock, self.model, self.oracle, self.workers, self.settings.draw)
 
     def prompts(self, base: str, count: int, seed: int) -> list[Prompt]:
-        """Prompts of training lists, each once."""
-        chosen = some_of(count, len(self.training), seed)
-        several = [replace(self.training[at], sees=base == SEQ2SEQ).prompt for at in chosen]
-        return list(dict.fromkeys(several))
+        """Prompts of training lists, and of lists that p's own texts have where these are asked for."""
+        sees = base == SEQ2SEQ
+        several = dict.fromkeys(replace(each, sees=sees).prompt for each in self.training)
+        if self.settings.draw.own_lists:
+            conditions = self.samples(self.look_back()).strings("condition")
+            several |= dict.fromkeys(
+                KeyedText(0, tuple(each.split(", ")), "", sees).prompt for each in conditions
+            )
+        pool = list(several)
+        return [pool[at] for at in some_of(count, len(pool), seed)]
 
     def sample_p(self, base: str) -> str:
         """Texts of p for training lists; returns the stage's name."""
@@ -156,7 +162,8 @@ class InOrder:
             prompts = self.prompts(base, draw.lists, draw.seed)
             return self.making.draw(prompts, draw.samples, folder, Proposal(), draw.seed)
 
-        self.stages.run(name, asdict(draw), [BASE], work)
+        after = [self.look_back()] if draw.own_lists else [BASE]
+        self.stages.run(name, asdict(draw), after, work)
         return name
 
     def bring_references(self, base: str) -> str:
@@ -182,19 +189,23 @@ class InOrder:
 
         def work(folder: Path) -> dict[str, Any]:
             drawn = self.making.write_freely(draw.hindsight, folder / "drawn", draw.seed + 3)
-            chooser = random.Random(draw.seed)
-            keys = [self.keys_in(text.strip(), chooser) for text in drawn.strings("text")]
+            texts = [text.strip() for text in drawn.strings("text")]
+            pieces = [texts[at : at + draw.chunk] for at in range(0, len(texts), draw.chunk)]
+            chosen = [
+                self.workers.submit(self.chooser, piece, draw.seed + number)
+                for number, piece in enumerate(pieces)
+            ]
+            keys = [found for each in chosen for found in each.result()]
             conditions = [KeyedText(0, each, "", sees=False).prompt.condition for each in keys]
             return self.making.keep(drawn, conditions, folder)
 
         self.stages.run(name, asdict(draw), [BASE], work)
         return name
 
-    def keys_in(self, text: str, chooser: random.Random) -> tuple[str, ...]:
-        """Keys that a text happens to have, as many as some test list; none where it has fewer."""
-        count = len(chooser.choice(self.tested).keys)
-        found = choose_keys(text, count, chooser)
-        return found if len(found) == count else ()
+    @property
+    def chooser(self) -> KeyChooser:
+        """What finds keys that texts happen to have, as many as some test list, in any process."""
+        return partial(keys_in_texts, counts=[len(each.keys) for each in self.tested])
 
     def sample_q(self, stage: GuideStage) -> str:
         """Texts that the guide so far begins; returns the stage's name."""
