@@ -29,6 +29,7 @@ import prepare_translation  # noqa: E402
 import run_formality  # noqa: E402
 import score_formality  # noqa: E402
 import train_translator  # noqa: E402
+import translator  # noqa: E402
 from drawn_texts import read_chunks  # noqa: E402
 from formality_classifiers import auc, rank, spearman  # noqa: E402
 from formality_data import Rated, detokenise, halve  # noqa: E402
@@ -388,6 +389,26 @@ def test_no_cut_is_too_large() -> None:
     cuts = _cut(lengths, 10)
     assert [row for cut in cuts for row in range(cut.start, cut.stop)] == list(range(7))
     assert all(int(lengths[cut].max()) * (cut.stop - cut.start) <= 10 for cut in cuts)
+
+
+def test_a_base_that_cannot_be_compiled_is_trained_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = torch.nn.Linear(3, 1)
+
+    def loss_by(runs: Any) -> Any:
+        return lambda batch: runs(batch).sum()
+
+    def refuse(model: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    batch: Any = torch.ones(2, 3)
+    monkeypatch.setattr(translator, "compile_layers", refuse)
+    slopes = translator.fused_slopes(model, loss_by, batch)
+    assert "not compiled: no compiler here" in capsys.readouterr().out
+    slopes(batch)
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[2.0, 2.0, 2.0]]
 
 
 def test_the_base_translates_and_can_write_neither_padding_nor_unknown_pieces(trained: Path) -> None:

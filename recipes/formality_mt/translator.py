@@ -170,11 +170,11 @@ def train_translator(
     cuda = [pairs.device] if pairs.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):  # of dropout
         torch.manual_seed(settings.seed)
-        slopes = _fused_slopes(model, loss_by, next(source)) if cuda else Slopes(model, loss_by(model))
+        slopes = fused_slopes(model, loss_by, next(source)) if cuda else Slopes(model, loss_by(model))
         return learn(model, source, slopes, schedule, decay=settings.decay, report=report)
 
 
-def _fused_slopes(model: Any, loss_by: Callable[[Any], Any], batch: Any) -> Slopes:
+def fused_slopes(model: Any, loss_by: Callable[[Any], Any], batch: Any) -> Slopes:
     """Slopes of a model whose layers are compiled, where they can be: a fault costs speed, never the run."""
     plain = Slopes(model, loss_by(model))
     try:
