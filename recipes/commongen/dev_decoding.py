@@ -25,8 +25,8 @@ class Written(NamedTuple):
     texts: list[str]
     tokens: list[list[int]]  # the end included
     finished: list[bool]
-    oracle_calls: int
-    oracle_seconds: float
+    oracle_calls: int | None  # None where nobody counted them
+    oracle_seconds: float | None
     seconds: float
     draws: int = 0  # texts drawn in all, where a text is chosen among several
     drawn_tokens: int = 0  # of the base, for all of them
@@ -106,8 +106,8 @@ def _write_verified(
         tidy([text for text, _ in rows]),
         [tokens for _, tokens in rows],
         [each.partial is None or each.partial.finished for each in found],
-        0,
-        0.0,
+        None,
+        None,
         time.perf_counter() - began,
         sum(each.draws for each in found),
         sum(each.base_tokens for each in found),
@@ -129,8 +129,8 @@ def _write_particles(
         tidy([runs.particles.texts[place] for place in chosen]),
         tokens,
         runs.particles.finished[chosen].tolist(),
-        0,
-        0.0,
+        None,
+        None,
         time.perf_counter() - began,
         len(sets) * row.particles,
         int(runs.base_tokens.sum()),
