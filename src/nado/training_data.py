@@ -5,7 +5,7 @@ Nothing is tokenised and no base is run inside the training loop.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +106,7 @@ class TrainingData:
     parts: Tensor | None = None
     states: Tensor | None = None  # (Σ lengths, state_size)
     starts: Tensor | None = None  # (S,) first row of each text in `states`
+    _near: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -255,36 +256,49 @@ class TrainingData:
         """The given texts, on the reader's device, supervised at all prefixes or at a sample of them."""
         device = reader.model.device
         longest = int(self.lengths[rows].max())
-        states = self._read(reader, rows) if self.states is None else self._states(rows, longest).to(device)
+        home = self.tokens.device if self.states is None else self.states.device
+        there = rows.to(home)
 
-        def take(column: Tensor) -> Tensor:
-            return column[rows].to(device, non_blocking=True)
+        def take(name: str) -> Tensor:
+            return self._column(name, home)[there].to(device, non_blocking=True)
+
+        def take_wide(name: str, width: int = longest) -> Tensor:
+            return self._column(name, home)[:, :width][there].to(device, non_blocking=True)
 
         return Batch(
-            states=states,
-            tokens=take(self.tokens[:, :longest]),
-            lengths=take(self.lengths),
-            satisfied=take(self.satisfied),
-            conditions=self.conditions.rows(self.condition[rows].to(device)),
-            log_p=take(self.log_p[:, :longest]),
-            weights=take(self.weights[:, : longest + 1]),
-            multiplicity=take(self.multiplicity),
-            offset=take(self.offset),
-            stops=None if self.stops is None else take(self.stops[:, :longest]),
-            progress=None if self.progress is None else take(self.progress[:, :longest]),
-            parts=None if self.parts is None else take(self.parts),
+            states=self._read(reader, rows)
+            if self.states is None
+            else self._states(there, longest).to(device),
+            tokens=take_wide("tokens"),
+            lengths=take("lengths"),
+            satisfied=take("satisfied"),
+            conditions=self.conditions.rows(take("condition")),
+            log_p=take_wide("log_p"),
+            weights=take_wide("weights", longest + 1),
+            multiplicity=take("multiplicity"),
+            offset=take("offset"),
+            stops=None if self.stops is None else take_wide("stops"),
+            progress=None if self.progress is None else take_wide("progress"),
+            parts=None if self.parts is None else take("parts"),
             sampled=None
             if positions_per_text is None
             else sample_prefixes(rows, self.lengths[rows], positions_per_text, seed).to(device),
         )
 
+    def _column(self, name: str, home: torch.device) -> Tensor:
+        """A column where the states are: small beside them, and a GPU picks rows faster than the host."""
+        column: Tensor = getattr(self, name)
+        kept = self._near.get(name)
+        if kept is None or kept[0] is not column or kept[1].device != home:
+            kept = self._near[name] = (column, column.to(home))
+        return kept[1]
+
     def _states(self, rows: Tensor, longest: int) -> Tensor:
         assert self.states is not None
-        assert self.starts is not None
-        places = self.starts[rows][:, None] + torch.arange(longest)[None, :]
-        inside = torch.arange(longest)[None, :] < self.lengths[rows][:, None]
-        places = torch.where(inside, places, self.starts[rows][:, None])
-        return self.states[places.to(self.states.device)]
+        home = self.states.device
+        starts, lengths = (self._column(name, home)[rows][:, None] for name in ("starts", "lengths"))
+        steps = torch.arange(longest, device=home)[None, :]
+        return self.states[starts + torch.where(steps < lengths, steps, 0)]  # past its end its first again
 
 
 def sample_prefixes(rows: Tensor, lengths: Tensor, count: int, seed: int) -> Tensor:

@@ -205,7 +205,7 @@ def select(data: TrainingData, rows: Tensor) -> TrainingData:
 
 def _around(own: TrainingData, place: Tensor, share: Tensor, shares: int, **columns: Any) -> DividedData:
     """All texts' numbers around this process's data."""
-    kept = {field.name: getattr(own, field.name) for field in fields(TrainingData)}
+    kept = {field.name: getattr(own, field.name) for field in fields(TrainingData) if field.init}
     return DividedData(**kept | {"prompts": []} | columns, own=own, place=place, share=share, shares=shares)
 
 
