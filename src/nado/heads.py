@@ -160,17 +160,8 @@ class Sums(NamedTuple):
 
 
 def _sigmoid_sums(scores: Scores, base_logits: Tensor, eos_id: int) -> Sums:
-    if scores.matrix.requires_grad:
-        return Sums(*checkpoint(_plain_sums, *scores, base_logits, eos_id, use_reentrant=False))
-    return Sums(*_ExpectedSigmoid.apply(*scores, base_logits, eos_id))  # type: ignore[no-untyped-call]
-
-
-def _plain_sums(
-    vectors: Tensor, biases: Tensor, matrix: Tensor, base_logits: Tensor, eos_id: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    logits = vectors.to(matrix.dtype) @ matrix.T
-    hit, miss, _, _, log_p_eos = _elementwise(logits, biases, base_logits, eos_id)
-    return hit, miss, log_p_eos
+    expected: Any = _LearnedSigmoid if scores.matrix.requires_grad else _ExpectedSigmoid
+    return Sums(*expected.apply(*scores, base_logits, eos_id))
 
 
 class _ExpectedSigmoid(torch.autograd.Function):
@@ -185,9 +176,8 @@ class _ExpectedSigmoid(torch.autograd.Function):
     def forward(
         ctx: Any, vectors: Tensor, biases: Tensor, matrix: Tensor, base_logits: Tensor, eos_id: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        elementwise = _fused_elementwise() if vectors.is_cuda else _elementwise
         logits = vectors.to(matrix.dtype) @ matrix.T
-        hit, miss, slope, bias_slope, log_p_eos = elementwise(logits, biases, base_logits, eos_id)
+        hit, miss, slope, bias_slope, log_p_eos = _elementwise_on(logits)(logits, biases, base_logits, eos_id)
         ctx.save_for_backward((slope @ matrix).float(), bias_slope)
         ctx.dtype = vectors.dtype
         ctx.mark_non_differentiable(log_p_eos)
@@ -199,6 +189,36 @@ class _ExpectedSigmoid(torch.autograd.Function):
         # 1 − S falls as S rises.
         gradient = gradients[0] - gradients[1]
         return (gradient[:, None] * slope).to(ctx.dtype), gradient * bias_slope, None, None, None
+
+
+class _LearnedSigmoid(torch.autograd.Function):
+    """S and 1 − S with a matrix that learns, too.
+
+    ∂S_i/∂E_v = p_v R_v (1 − R_v) z_i is as large as the (chunk, V) tensors: they are made again in the
+    backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, vectors: Tensor, biases: Tensor, matrix: Tensor, base_logits: Tensor, eos_id: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logits = vectors.to(matrix.dtype) @ matrix.T
+        hit, miss, _, _, log_p_eos = _elementwise_on(logits)(logits, biases, base_logits, eos_id)
+        ctx.save_for_backward(vectors, biases, matrix, base_logits)
+        ctx.eos_id, ctx.dtype = eos_id, logits.dtype  # under autocast not that of the matrix
+        ctx.mark_non_differentiable(log_p_eos)
+        return hit, miss, log_p_eos
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        vectors, biases, matrix, base_logits = ctx.saved_tensors
+        z, rows = vectors.to(ctx.dtype), matrix.to(ctx.dtype)
+        logits = z @ rows.T
+        _, _, slope, bias_slope, _ = _elementwise_on(logits)(logits, biases, base_logits, ctx.eos_id)
+        gradient = gradients[0] - gradients[1]
+        slope *= gradient[:, None].to(ctx.dtype)  # (n, V)
+        to_vectors, to_matrix = (slope @ rows).to(vectors.dtype), (slope.T @ z).to(matrix.dtype)
+        return to_vectors, gradient * bias_slope, to_matrix, None, None
 
 
 def _elementwise(
@@ -217,6 +237,10 @@ def _normalise(base_logits: Tensor, eos_id: int) -> tuple[Tensor, Tensor]:
     base_logits = base_logits.float()
     total = base_logits.logsumexp(dim=-1)
     return base_logits - total[:, None], base_logits[:, eos_id] - total
+
+
+def _elementwise_on(like: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    return _fused_elementwise() if like.is_cuda else _elementwise
 
 
 @cache
