@@ -157,6 +157,23 @@ def test_strength_and_target_rate_exclude_each_other(page: Any) -> None:
     wait(page, lambda: says(page) == "Written with seed 3.")
 
 
+def test_doubt_is_asked_for_where_a_guide_pulls(page: Any) -> None:
+    slide(page, "strength", 2)
+    slide(page, "doubt", 0.03)
+    fill(page, condition="ball", prompt="a man sees", seed="5")
+    page.find_element(By.ID, "copy-curl").click()
+    wait(page, lambda: page.find_element(By.ID, "snippet").is_displayed())
+    assert '"doubt":0.03' in page.find_element(By.ID, "snippet").text.replace(" ", "")
+    page.find_element(By.ID, "go").click()
+    wait(page, lambda: says(page) == "Written with seed 5.")
+    slide(page, "strength", 0)
+    assert not page.find_element(By.ID, "doubt").is_enabled()
+    slide(page, "strength", 1)
+    assert page.find_element(By.ID, "doubt").is_enabled()
+    slide(page, "rate", 0.5)
+    assert not page.find_element(By.ID, "doubt").is_enabled()
+
+
 def test_a_verified_text_has_its_badge(page: Any) -> None:
     page.find_element(By.ID, "verified").click()
     fill(page, condition="ball, park", prompt="a man sees", seed="7")
