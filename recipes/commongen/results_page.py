@@ -229,9 +229,9 @@ def looks_table(metrics: dict[str, Any]) -> str:
         for each in looks:
             if "guided_coverage" in each:
                 numbers = [each["held_out_loss"], each["guided_coverage"], each["guided_bleu4"]]
-                step, epoch = f"{each['step']:.0f}", f"{each['epoch']:.0f}"
-                lines.append([settings["title"], step, epoch, *(f"{number:.3f}" for number in numbers)])
-    heads = ["guide", "step", "pass", "held-out loss", "coverage, greedy", "BLEU-4, greedy"]
+                step, read = f"{each['step']:.0f}", f"{each['step'] * settings['batch']:,.0f}"
+                lines.append([settings["title"], step, read, *(f"{number:.3f}" for number in numbers)])
+    heads = ["guide", "step", "texts read", "held-out loss", "coverage, greedy", "BLEU-4, greedy"]
     return _table(heads, lines) if lines else ""
 
 
