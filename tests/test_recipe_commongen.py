@@ -34,6 +34,7 @@ sys.path.insert(0, str(RECIPE))
 import collect_guide  # noqa: E402
 import comparison_rows  # noqa: E402
 import concept_sets  # noqa: E402
+import looks_plot  # noqa: E402
 import results_page  # noqa: E402
 import run_commongen  # noqa: E402
 import run_rounds  # noqa: E402
@@ -472,6 +473,17 @@ def test_a_comparison_on_other_prompts_is_refused(
     where = ["--data", str(place / "data"), "--output", str(tmp_path / "out")]
     assert comparison_rows.main([str(tmp_path), *where]) == 1
     assert "found one for a zebra" in capsys.readouterr().err
+
+
+def test_what_was_measured_along_training_is_drawn(tmp_path: Path) -> None:
+    looks = [{"step": 10.0, "guided_coverage": 50.0, "guided_bleu4": 3.0}, {"step": 20.0}]
+    guides = {"main": {"title": "a guide of two layers", "batch": 8}}
+    metrics = {"settings": {"guides": guides}, "stages": {"guide-main": {"looks": looks}}}
+    assert looks_plot.draw_looks(metrics, tmp_path / "looks.svg")
+    assert "a guide of two layers" in (tmp_path / "looks.svg").read_text(encoding="utf-8")
+    metrics["stages"] = {"guide-main": {"looks": looks[1:]}}
+    assert not looks_plot.draw_looks(metrics, tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()
 
 
 def test_the_readme_is_filled_from_the_results(finished: Path, tmp_path: Path) -> None:

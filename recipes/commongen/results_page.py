@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import siblings  # noqa: F401  (finds what benchmarks share)
+from looks_plot import draw_looks
 
 import recording
 from nado.errors import InputError
@@ -24,6 +25,7 @@ from recording import RESULTS, merge
 
 BEGIN, FINISH = "<!-- results: written by results_page.py -->", "<!-- end of results -->"
 _UNSEEN = "Texts of the chosen configuration for sets with words that no training text has, none selected:"
+LOOKS, PICTURE = "Along training, the dev sets decoded greedily:", "along_training.svg"
 _PRIVATE = ("--output", "--work", "--data")  # where files were says nothing about the numbers
 _BEAMS = ("beam", "search")  # transformers' own, and those by p·R
 
@@ -232,7 +234,7 @@ def looks_table(metrics: dict[str, Any]) -> str:
                 step, read = f"{each['step']:.0f}", f"{each['step'] * settings['batch']:,.0f}"
                 lines.append([settings["title"], step, read, *(f"{number:.3f}" for number in numbers)])
     heads = ["guide", "step", "texts read", "held-out loss", "coverage, greedy", "BLEU-4, greedy"]
-    return _table(heads, lines) if lines else ""
+    return f"{LOOKS}\n\n{_table(heads, lines)}" if lines else ""
 
 
 def unseen_table(folder: Path) -> str:
@@ -361,6 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             unpack_final(final, options.outputs)
         text += f"\n\n{_UNSEEN}\n\n{unseen_table(options.outputs)}"
     if options.readme is not None:
+        if draw_looks(found["commongen"]["metrics"], options.readme.parent / PICTURE):
+            text = text.replace(LOOKS, f"![Coverage and BLEU-4 along training]({PICTURE})\n\n{LOOKS}", 1)
         fill(options.readme, text)
     if options.record:
         for name, each in found.items():
