@@ -6,6 +6,7 @@ import random
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "formality_mt"
 sys.path.insert(0, str(RECIPE))
 
 import formality_page  # noqa: E402
+import guide_variants  # noqa: E402
 import paper_table  # noqa: E402
 import prepare_translation  # noqa: E402
 import run_formality  # noqa: E402
@@ -389,6 +391,17 @@ def test_no_cut_is_too_large() -> None:
     cuts = _cut(lengths, 10)
     assert [row for cut in cuts for row in range(cut.start, cut.stop)] == list(range(7))
     assert all(int(lengths[cut].max()) * (cut.stop - cut.start) <= 10 for cut in cuts)
+
+
+def test_a_variant_has_the_studys_weights_but_for_its_own() -> None:
+    materials: Any = SimpleNamespace(
+        study=read_study(RECIPE / "study.toml", []), base=SimpleNamespace(device=torch.device("cpu"))
+    )
+    guides = read_table(RECIPE / "table.toml").guides
+    found = {name: guide_variants.training_config(materials, each, 60) for name, each in guides.items()}
+    weights = {name: (each.consistency_weight, each.log_consistency_weight) for name, each in found.items()}
+    assert weights["t1"] == weights["t54"] == weights["t53"] == (0.1, 0.0)
+    assert (weights["loose"], weights["tight"], weights["logs"]) == ((0.01, 0.0), (1.0, 0.0), (0.1, 0.1))
 
 
 def test_a_base_that_cannot_be_compiled_is_trained_all_the_same(

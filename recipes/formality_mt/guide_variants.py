@@ -36,13 +36,14 @@ def fresh_guide(materials: Materials, cut_share: float = 0.0) -> Guide:
 
 
 def training_config(materials: Materials, variant: GuideVariant, steps: int) -> TrainingConfig:
-    """The study's own with this variant's weight and number of steps."""
+    """The study's own with this variant's weights and number of steps."""
     config = materials.study.train
-    weight = config.consistency_weight if variant.consistency_weight is None else variant.consistency_weight
+    names = ("consistency_weight", "log_consistency_weight")
+    own = {name: getattr(variant, name) for name in names if getattr(variant, name) is not None}
     half = config.half and materials.base.device.type == "cuda"
     return replace(
         config,
-        consistency_weight=weight,
+        **own,
         steps=steps,
         half=half,
         ramp_steps=min(config.ramp_steps, max(1, steps // 10)),

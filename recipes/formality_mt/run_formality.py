@@ -175,6 +175,7 @@ class Run:
             "train": describe_section(self.study.train, "trackers", "save_every"),
             "data": describe_section(self.study.data),
             "consistency_weight": variant.consistency_weight,
+            "log_consistency_weight": variant.log_consistency_weight,
         }
         self.stages.run(f"guide-{name}", config, [_samples_name(variant.temperature)], work)
 

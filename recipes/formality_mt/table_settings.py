@@ -53,6 +53,7 @@ class GuideVariant:
     title: str
     temperature: float = 1.0  # its samples were drawn at
     consistency_weight: float | None = None  # None: the study's
+    log_consistency_weight: float | None = None  # likewise
     strengths: tuple[float, ...] = (1.0,)
     beam_strengths: tuple[float, ...] = ()  # the same with beams
     seconds: float = 60.0  # of training at most; less where a deadline is near
