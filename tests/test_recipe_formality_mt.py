@@ -26,12 +26,12 @@ sys.path.insert(0, str(RECIPE))
 
 import formality_page  # noqa: E402
 import guide_variants  # noqa: E402
+import learning  # noqa: E402
 import paper_table  # noqa: E402
 import prepare_translation  # noqa: E402
 import run_formality  # noqa: E402
 import score_formality  # noqa: E402
 import train_translator  # noqa: E402
-import translator  # noqa: E402
 from drawn_texts import read_chunks  # noqa: E402
 from formality_classifiers import auc, rank, spearman  # noqa: E402
 from formality_data import Rated, detokenise, halve  # noqa: E402
@@ -404,24 +404,25 @@ def test_a_variant_has_the_studys_weights_but_for_its_own() -> None:
     assert (weights["loose"], weights["tight"], weights["logs"]) == ((0.01, 0.0), (1.0, 0.0), (0.1, 0.1))
 
 
-def test_a_base_that_cannot_be_compiled_is_trained_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = torch.nn.Linear(3, 1)
+def test_slopes_by_compiled_layers_go_on_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, said, asked = torch.nn.Linear(3, 1), [], []
 
-    def loss_by(runs: Any) -> Any:
-        return lambda batch: runs(batch).sum()
+    class Compiled(torch.nn.Module):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            asked.append(len(batch))
+            if len(batch) > 2:
+                raise RuntimeError("no code for this shape")
+            return torch.as_tensor(model(batch))
 
-    def refuse(model: Any) -> Any:
-        raise RuntimeError("no compiler here")
-
-    batch: Any = torch.ones(2, 3)
-    monkeypatch.setattr(translator, "compile_layers", refuse)
-    slopes = translator.fused_slopes(model, loss_by, batch)
-    assert "not compiled: no compiler here" in capsys.readouterr().out
-    slopes(batch)
-    assert model.weight.grad is not None
-    assert model.weight.grad.tolist() == [[2.0, 2.0, 2.0]]
+    monkeypatch.setattr(learning, "compile_layers", lambda model: Compiled())
+    slopes = learning.FusedSlopes(model, lambda runs: lambda batch: runs(batch).sum(), said.append)
+    for rows in (2, 4, 3):
+        batch: Any = torch.ones(rows, 3)
+        assert float(slopes(batch)) == pytest.approx(model(batch).sum().item())
+        assert model.weight.grad is not None
+        assert model.weight.grad.tolist() == [[rows] * 3]
+    assert asked == [2, 4]  # and is not asked again
+    assert said == ["  layers are not compiled any more: no code for this shape"]
 
 
 def test_the_base_translates_and_can_write_neither_padding_nor_unknown_pieces(trained: Path) -> None:

@@ -215,6 +215,16 @@ def full_reference(guide: Guide, reader: Any, batch: Any) -> Reduced:
     return reduce_vocabulary(log_p.view(shape), log_r.view(shape), batch.tokens)
 
 
+def test_a_column_is_copied_to_the_states_once_and_again_when_it_is_replaced(tabular: Any) -> None:
+    reader, samples = tabular
+    data, elsewhere = TrainingData.from_samples(samples, reader), torch.device("meta")
+    copy = data._column("weights", elsewhere)
+    assert copy.device == elsewhere
+    assert data._column("weights", elsewhere) is copy
+    data.weights = data.weights[:, :2]
+    assert data._column("weights", elsewhere).shape == data.weights.shape
+
+
 def test_equal_texts_are_merged_without_changing_the_losses(tabular: tuple[TabularReader, Samples]) -> None:
     reader, samples = tabular
     data, merged = (TrainingData.from_samples(samples, reader, balanced=True) for _ in range(2))

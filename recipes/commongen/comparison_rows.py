@@ -57,8 +57,8 @@ def read_method(
         tidy([texts[at].text for at in chosen]),
         [texts[at].tokens for at in chosen],
         [texts[at].finished for at in chosen],
-        0,
-        0.0,
+        None,
+        None,
         facts["seconds"] * a_text * len(chosen),
         drawn_tokens=round(facts["base_tokens"] * a_text * len(chosen)),
     )
@@ -84,7 +84,9 @@ def method_line(
     )
     reported = np.array([each.reported for each in sets])
     base = None if alone or other is None else other[1]
-    return table_row(row, facts["system"], scored, base, reported, command(), group=about)
+    doubt = facts["settings"].get("doubt", 0.0)
+    title = f"{facts['system']}, doubt {doubt:g}" if doubt else facts["system"]
+    return table_row(row, title, scored, base, reported, command(), group=about)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,39 +3,38 @@
 from pathlib import Path
 from typing import Any
 
-from nado.storage import write_atomically
+from svg_figures import new_figure, save_figure
 
 _PANELS = (("guided_coverage", "concepts there, %"), ("guided_bleu4", "BLEU-4"))
 
 
+def measured_looks(metrics: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """What guides wrote on the way, by a guide's title; `read` counts texts, repeats included."""
+    found = {}
+    for name, settings in metrics["settings"]["guides"].items():
+        looks = metrics["stages"].get(f"guide-{name}", {}).get("looks", [])
+        found[settings["title"]] = [
+            {**each, "read": each["step"] * settings["batch"]} for each in looks if "guided_coverage" in each
+        ]
+    return {title: looks for title, looks in found.items() if looks}
+
+
 def draw_looks(metrics: dict[str, Any], path: Path) -> bool:
     """One line a guide that was measured on the way, as SVG; whether there was any."""
-    # No window is opened and nothing global is touched: a figure of its own with its own canvas.
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 3.2), layout="constrained")
-    canvas = FigureCanvasSVG(figure)
+    found = measured_looks(metrics)
+    if not found:
+        return False
+    figure = new_figure(8.4, 3.2)
     axes = figure.subplots(1, len(_PANELS))
     for axis, (what, title) in zip(axes, _PANELS, strict=True):
-        for name, settings in metrics["settings"]["guides"].items():
-            looks = metrics["stages"].get(f"guide-{name}", {}).get("looks", [])
-            points = [(each["step"] * settings["batch"], each[what]) for each in looks if what in each]
-            if points:
-                axis.plot(
-                    *zip(*points, strict=True),
-                    marker="o",
-                    markersize=3,
-                    linewidth=1.2,
-                    label=settings["title"],
-                )
+        for name, looks in found.items():
+            read, got = [each["read"] for each in looks], [each[what] for each in looks]
+            axis.plot(read, got, marker="o", markersize=3, linewidth=1.2, label=name)
         axis.set_xlabel("texts read")
         axis.set_title(f"{title}, greedy", fontsize=9)
         axis.ticklabel_format(axis="x", style="plain")
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-    if not axes[0].lines:
-        return False
     axes[0].legend(fontsize=8, frameon=False)
-    write_atomically(path, lambda partial: canvas.print_svg(str(partial), metadata={"Date": None}))
+    save_figure(figure, path)
     return True

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import siblings  # noqa: F401  (finds what benchmarks share)
-from looks_plot import draw_looks
+from looks_plot import draw_looks, measured_looks
 
 import recording
 from nado.errors import InputError
@@ -25,7 +25,7 @@ from recording import RESULTS, merge
 
 BEGIN, FINISH = "<!-- results: written by results_page.py -->", "<!-- end of results -->"
 _UNSEEN = "Texts of the chosen configuration for sets with words that no training text has, none selected:"
-LOOKS, PICTURE = "Along training, the dev sets decoded greedily:", "along_training.svg"
+_PICTURE = "along_training.svg"  # beside the README
 _PRIVATE = ("--output", "--work", "--data")  # where files were says nothing about the numbers
 _BEAMS = ("beam", "search")  # transformers' own, and those by p·R
 
@@ -86,8 +86,8 @@ def _name(row: dict[str, Any]) -> tuple[Any, ...]:
     return (row.get("group", ""), *(row[each] for each in names))
 
 
-def results(study: dict[str, Any], overhead: dict[str, Any]) -> str:
-    """What stands between the marks."""
+def results(study: dict[str, Any], overhead: dict[str, Any], picture: str = "") -> str:
+    """What stands between the marks; `picture` is a file that shows how training went."""
     metrics = study["metrics"]
     groups = group_rows(metrics["rows"])
     rows = groups.pop("")
@@ -107,6 +107,7 @@ def results(study: dict[str, Any], overhead: dict[str, Any]) -> str:
         table(rows),
         *(f"{name}\n\n{table(several)}" for name, several in groups.items()),
         guides_table(metrics),
+        f"![Coverage and BLEU-4 of greedy texts along training]({picture})" if picture else "",
         looks_table(metrics),
         costs_section(overhead["metrics"]),
     ]
@@ -132,7 +133,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """Lines with all that was measured."""
     heads = ["system", "decoding", "strength", "exact end", "coverage", "all covered", "missed removed"]
     heads += ["BLEU-3", "BLEU-4", "against p", "words", "perplexity", "draws"]
-    return _table(heads, [_line(row) for row in rows])
+    lines = [_line(row) for row in rows]
+    if any(row.get("base_tokens_a_text") for row in rows):
+        heads += ["tokens of p a text"]
+        for row, line in zip(rows, lines, strict=True):
+            line.append(_number(row.get("base_tokens_a_text"), 0))
+    return _table(heads, lines)
 
 
 def _line(row: dict[str, Any]) -> list[str]:
@@ -226,15 +232,13 @@ def _gain(row: dict[str, Any]) -> float | None:
 def looks_table(metrics: dict[str, Any]) -> str:
     """Coverage and BLEU-4 of greedy texts along the training of guides that were measured."""
     lines = []
-    for name, settings in metrics["settings"]["guides"].items():
-        looks = metrics["stages"].get(f"guide-{name}", {}).get("looks", [])
+    for title, looks in measured_looks(metrics).items():
         for each in looks:
-            if "guided_coverage" in each:
-                numbers = [each["held_out_loss"], each["guided_coverage"], each["guided_bleu4"]]
-                step, read = f"{each['step']:.0f}", f"{each['step'] * settings['batch']:,.0f}"
-                lines.append([settings["title"], step, read, *(f"{number:.3f}" for number in numbers)])
+            numbers = [each["held_out_loss"], each["guided_coverage"], each["guided_bleu4"]]
+            counts = [f"{each['step']:.0f}", f"{each['read']:,.0f}"]
+            lines.append([title, *counts, *(f"{number:.3f}" for number in numbers)])
     heads = ["guide", "step", "texts read", "held-out loss", "coverage, greedy", "BLEU-4, greedy"]
-    return f"{LOOKS}\n\n{_table(heads, lines)}" if lines else ""
+    return _table(heads, lines) if lines else ""
 
 
 def unseen_table(folder: Path) -> str:
@@ -357,15 +361,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "commongen": join_runs([read_json(run / "commongen.json") for run in options.runs]),
         "overhead": first_costs([run for run in options.runs if run.resolve() != options.results.resolve()]),
     }
-    text = results(found["commongen"], found["overhead"])
+    metrics, readme = found["commongen"]["metrics"], options.readme
+    drawn = readme is not None and draw_looks(metrics, readme.parent / _PICTURE)
+    text = results(found["commongen"], found["overhead"], _PICTURE if drawn else "")
     if options.outputs is not None:
         if final.is_file():
             unpack_final(final, options.outputs)
         text += f"\n\n{_UNSEEN}\n\n{unseen_table(options.outputs)}"
-    if options.readme is not None:
-        if draw_looks(found["commongen"]["metrics"], options.readme.parent / PICTURE):
-            text = text.replace(LOOKS, f"![Coverage and BLEU-4 along training]({PICTURE})\n\n{LOOKS}", 1)
-        fill(options.readme, text)
+    if readme is not None:
+        fill(readme, text)
     if options.record:
         for name, each in found.items():
             if each["metrics"]:

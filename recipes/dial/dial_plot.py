@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nado.storage import write_atomically
+import around  # noqa: F401  (finds pictures of the CommonGen recipe)
+from svg_figures import new_figure, save_figure
 
 _COLOURS = {"positive": "#1b6ca8", "clean": "#b5501b"}
 _OTHER = "#555555"
@@ -12,12 +13,7 @@ _OTHER = "#555555"
 
 def draw_dial(curves: dict[str, Any], names: Sequence[str], path: Path) -> None:
     """Three panels, one line a question, as SVG."""
-    # No window is opened and nothing global is touched: a figure of its own with its own canvas.
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 3.4), layout="constrained")
-    canvas = FigureCanvasSVG(figure)
+    figure = new_figure(10.5, 3.4)
     rate, kl, surprise = figure.subplots(1, 3)
     rate.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=1, zorder=0)
     rate.fill_between([0, 1], [-0.05, 0.95], [0.05, 1.05], color="#eeeeee", zorder=-1)
@@ -28,7 +24,7 @@ def draw_dial(curves: dict[str, Any], names: Sequence[str], path: Path) -> None:
     rate.legend(fontsize=8, frameon=False)
     _label(kl, "nats a text", title="KL(q‖p); dotted: the least possible")
     _label(surprise, "perplexity under p", title="perplexity; dashed: p's own texts")
-    write_atomically(path, lambda partial: canvas.print_svg(str(partial), metadata={"Date": None}))
+    save_figure(figure, path)
 
 
 def _draw_curve(curve: dict[str, Any], name: str, rate: Any, kl: Any, surprise: Any) -> None:

@@ -38,7 +38,7 @@ from nado.storage import digest_file, digest_json, write_json
 
 LENGTH_LIMIT = 72
 _HELD_OUT = 100  # one English sentence of so many is not learned from, with all its pairs
-_RESERVED = 90.0  # seconds kept before the deadline for measuring and saving
+_RESERVED = 150.0  # seconds kept before the deadline for compiling, measuring and saving
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,13 +91,7 @@ def train_stage(clock: Clock, corpus: Path, settings: TranslatorSettings, folder
     model: Any = build_translator(settings, len(tokenizer)).to(clock.device)  # type: ignore[arg-type]
     parameters = sum(each.numel() for each in model.parameters())
     seconds = min(settings.seconds, max(10.0, clock.left - _RESERVED))
-    facts = train_translator(
-        model,
-        pairs,
-        settings,
-        seconds=seconds,
-        report=lambda step, loss: clock.say(f"  {step}: {loss:.3f}"),
-    )
+    facts = train_translator(model, pairs, settings, seconds=seconds, say=clock.say)
     facts["held_out_loss"] = mean_loss(model, held_out, settings.tokens)
     save_translator(model, tokenizer, folder / "model")
     passes = facts["tokens"] / max(1, int(pairs.lengths[0].sum()))

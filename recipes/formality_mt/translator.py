@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import neighbours  # noqa: F401  (finds the training loop of the tiny recipe)
 import torch
-from learning import Schedule, Slopes, half, learn
+from learning import FusedSlopes, Schedule, Slopes, half, learn
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 from vocabulary import END_ID, PAD_ID, UNKNOWN_ID, save_tokenizer
 
-from nado.compiling import compile_layers
 from nado.huggingface import EncoderDecoderModel
 
 SHARD = "15MB"
@@ -153,7 +152,7 @@ def train_translator(
     settings: TranslatorSettings,
     *,
     seconds: float,
-    report: Callable[[int, float], None],
+    say: Callable[[str], None],
 ) -> dict[str, float]:
     """Train the model in place, for a number of steps or of seconds."""
 
@@ -165,27 +164,16 @@ def train_translator(
             label_smoothing=settings.label_smoothing,
         )
 
+    def report(step: int, loss: float) -> None:
+        say(f"  {step}: {loss:.3f}")
+
     schedule = Schedule(settings.rate, settings.warm_up, steps=settings.steps, seconds=seconds)
     source: Any = pairs.batches(settings.tokens, torch.Generator().manual_seed(settings.seed))
     cuda = [pairs.device] if pairs.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):  # of dropout
         torch.manual_seed(settings.seed)
-        slopes = fused_slopes(model, loss_by, next(source)) if cuda else Slopes(model, loss_by(model))
+        slopes = FusedSlopes(model, loss_by, say) if cuda else Slopes(model, loss_by(model))
         return learn(model, source, slopes, schedule, decay=settings.decay, report=report)
-
-
-def fused_slopes(model: Any, loss_by: Callable[[Any], Any], batch: Any) -> Slopes:
-    """Slopes of a model whose layers are compiled, where they can be: a fault costs speed, never the run."""
-    plain = Slopes(model, loss_by(model))
-    try:
-        fused = compile_layers(model)
-        fused.train()
-        slopes = Slopes(model, loss_by(fused))
-        slopes(batch)
-    except Exception as error:  # of whatever kind a compiler's are
-        print(f"layers are not compiled: {str(error)[:300]}", flush=True)
-        return plain
-    return slopes
 
 
 @torch.no_grad()

@@ -52,9 +52,10 @@ from nado.storage import digest_file, digest_json, read_json, write_bytes, write
 from nado.versions import versions
 from recording import record
 
-# Seconds kept free before the deadline: for a line of the table, for a round's draws, for reading samples.
+# Seconds kept free before the deadline: for a line of the table, a round's draws, other draws, reading them.
 _ROW_SECONDS = {"greedy": 6.0, "sample": 8.0, "beam": 20.0, "search": 15.0}
 _ROUND_SECONDS = 45.0
+_SAMPLES_SECONDS = 60.0
 _DATA_SECONDS = 20.0
 _LAST_SECONDS = 20.0
 _FEWEST_SECONDS = 25.0  # with less left no further guide is begun
@@ -279,7 +280,7 @@ class InOrder:
         if not self.later:  # there is no other call to leave it to, but also no use in too short a time
             return _FEWEST_SECONDS + _LAST_SECONDS
         rows = sum(_ROW_SECONDS[row.kind] for row, _ in self.settings.rows_of(stage.name))
-        drawing = _ROUND_SECONDS if Q in stage.learn else _DATA_SECONDS
+        drawing = _ROUND_SECONDS if Q in stage.learn else _SAMPLES_SECONDS
         return drawing + _DATA_SECONDS + seconds + rows + _LAST_SECONDS
 
     def reserve(self, waiting: Sequence[GuideStage]) -> float:
@@ -290,7 +291,8 @@ class InOrder:
         return (
             sum(_ROW_SECONDS[row.kind] for row in rows)
             + _ROUND_SECONDS * rounds
-            + _DATA_SECONDS * (fresh + len(waiting))
+            + _SAMPLES_SECONDS * fresh
+            + _DATA_SECONDS * len(waiting)
             + _LAST_SECONDS
         )
 

@@ -12,6 +12,8 @@ from documents import IGNORED, Batch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from nado.compiling import compile_layers
+
 _FLOOR = 0.01  # the learning rate at the end, as a share of the highest
 _CALIBRATED = (10, 50)  # between these steps a step's time is measured
 _TOLD = 200  # steps between two lines of progress
@@ -166,6 +168,30 @@ class RecordedSlopes(Slopes):
             getattr(self.batch, each.name).copy_(getattr(batch, each.name))
         self.graph.replay()
         return self.loss
+
+
+class FusedSlopes(Slopes):
+    """The same by compiled layers, for as long as that works: a fault costs speed, never the run."""
+
+    def __init__(
+        self, model: torch.nn.Module, loss_by: Callable[[Any], Loss], say: Callable[[str], None]
+    ) -> None:
+        """`loss_by(runs)` gives the loss of a batch by a model that shares its weights, or is it."""
+        super().__init__(model, loss_by(model))
+        self._say = say
+        fused = compile_layers(model)
+        fused.train()
+        self._fused: Slopes | None = Slopes(model, loss_by(fused))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The loss; whatever gradients there were are gone."""
+        if self._fused is not None:
+            try:
+                return self._fused(batch)
+            except RuntimeError as error:  # of which kind the compiler's are
+                self._fused = None
+                self._say(f"  layers are not compiled any more: {str(error)[:300]}")
+        return super().__call__(batch)
 
 
 def record_slopes(model: torch.nn.Module, loss_of: Loss, like: Batch, say: Callable[[str], None]) -> Slopes:

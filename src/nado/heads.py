@@ -177,7 +177,7 @@ class _ExpectedSigmoid(torch.autograd.Function):
         ctx: Any, vectors: Tensor, biases: Tensor, matrix: Tensor, base_logits: Tensor, eos_id: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         logits = vectors.to(matrix.dtype) @ matrix.T
-        hit, miss, slope, bias_slope, log_p_eos = _elementwise_on(logits)(logits, biases, base_logits, eos_id)
+        hit, miss, slope, bias_slope, log_p_eos = _summed(logits, biases, base_logits, eos_id)
         ctx.save_for_backward((slope @ matrix).float(), bias_slope)
         ctx.dtype = vectors.dtype
         ctx.mark_non_differentiable(log_p_eos)
@@ -203,7 +203,7 @@ class _LearnedSigmoid(torch.autograd.Function):
         ctx: Any, vectors: Tensor, biases: Tensor, matrix: Tensor, base_logits: Tensor, eos_id: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         logits = vectors.to(matrix.dtype) @ matrix.T
-        hit, miss, _, _, log_p_eos = _elementwise_on(logits)(logits, biases, base_logits, eos_id)
+        hit, miss, _, _, log_p_eos = _summed(logits, biases, base_logits, eos_id)
         ctx.save_for_backward(vectors, biases, matrix, base_logits)
         ctx.eos_id, ctx.dtype = eos_id, logits.dtype  # under autocast not that of the matrix
         ctx.mark_non_differentiable(log_p_eos)
@@ -214,7 +214,7 @@ class _LearnedSigmoid(torch.autograd.Function):
         vectors, biases, matrix, base_logits = ctx.saved_tensors
         z, rows = vectors.to(ctx.dtype), matrix.to(ctx.dtype)
         logits = z @ rows.T
-        _, _, slope, bias_slope, _ = _elementwise_on(logits)(logits, biases, base_logits, ctx.eos_id)
+        _, _, slope, bias_slope, _ = _summed(logits, biases, base_logits, ctx.eos_id)
         gradient = gradients[0] - gradients[1]
         slope *= gradient[:, None].to(ctx.dtype)  # (n, V)
         to_vectors, to_matrix = (slope @ rows).to(vectors.dtype), (slope.T @ z).to(matrix.dtype)
@@ -239,8 +239,13 @@ def _normalise(base_logits: Tensor, eos_id: int) -> tuple[Tensor, Tensor]:
     return base_logits - total[:, None], base_logits[:, eos_id] - total
 
 
-def _elementwise_on(like: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    return _fused_elementwise() if like.is_cuda else _elementwise
+def _summed(
+    logits: Tensor, biases: Tensor, base_logits: Tensor, eos_id: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`_elementwise`, fused on a GPU; outside autocast, as a backward pass is: compiled once for both."""
+    elementwise = _fused_elementwise() if logits.is_cuda else _elementwise
+    with torch.autocast(logits.device.type, enabled=False):
+        return elementwise(logits, biases, base_logits, eos_id)
 
 
 @cache

@@ -286,7 +286,10 @@ class TrainingData:
         )
 
     def _column(self, name: str, home: torch.device) -> Tensor:
-        """A column where the states are: small beside them, and a GPU picks rows faster than the host."""
+        """A column where the states are: small beside them, and a GPU picks rows faster than the host.
+
+        Columns are replaced and never changed in place, of which a copy would know nothing.
+        """
         column: Tensor = getattr(self, name)
         kept = self._near.get(name)
         if kept is None or kept[0] is not column or kept[1].device != home:
