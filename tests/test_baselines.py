@@ -136,6 +136,21 @@ def test_an_exact_end_never_finishes_a_text_that_fails() -> None:
     assert finished.mean() > 1.2 * float(exact_log_r_start(table(), LETTERS, *PAIR).exp())
 
 
+def test_beams_with_an_exact_end_find_the_likeliest_text_that_satisfies() -> None:
+    given, exact = tabular_given(), outcome_log_p(table(), "x")
+    rows = [Row(list(tokens), tokens[-1] == given.base.eos_id) for tokens in exact]
+    holds = judge(given, [PAIR] * len(rows), rows).satisfied
+    right = [tuple(row.tokens) for row, holding in zip(rows, holds, strict=True) if holding]
+    best = max(right, key=lambda tokens: exact[tokens])
+    asked, alone = (
+        METHODS[name].prepare(given, {"beams": 200, "length_penalty": 0.0}).write([PAIR], seed=0).rows[0]
+        for name in ("beam-exact-end", "beam")
+    )
+    assert tuple(asked.tokens) == best
+    assert asked.finished
+    assert exact[tuple(alone.tokens)] > exact[best]  # p's own likeliest text does not satisfy
+
+
 def test_greedy_takes_the_likeliest_token_every_time() -> None:
     given = word_given("eos")
     (row,) = METHODS["greedy"].prepare(given, {}).write(WORDS[:1], seed=0).rows
@@ -243,12 +258,12 @@ def test_particles_help_more_with_progress_than_with_the_end_alone() -> None:
     assert shares[3.0] > shares[0.0] + 0.2
 
 
-@pytest.mark.parametrize("name", ["best-of-n", "beam", "smc", "neurologic"])
+@pytest.mark.parametrize("name", ["best-of-n", "beam", "beam-exact-end", "smc", "neurologic"])
 def test_a_budget_of_one_text_leaves_nothing_to_choose_from(name: str) -> None:
     reason = METHODS[name].obstacle(word_given(budget=7.0))
     assert reason is not None
     assert "the budget pays for one" in reason
-    assert METHODS[name].obstacle(word_given()) is None
+    assert METHODS[name].obstacle(word_given("eos")) is None
 
 
 # --- methods that train -----------------------------------------------------------------------------------

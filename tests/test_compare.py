@@ -39,7 +39,7 @@ training_texts = 192
 examples = 4
 """
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-NOT_AT_1X = {"q-beam-1x", "beam-1x", "best-of-n-1x", "neurologic-1x", "smc-1x"}
+NOT_AT_1X = {"q-beam-1x", "beam-1x", "beam-exact-end-1x", "best-of-n-1x", "neurologic-1x", "smc-1x"}
 RUN = [
     *(
         "q",
@@ -50,6 +50,7 @@ RUN = [
         "base-exact-end",
         "greedy",
         "beam-6x",
+        "beam-exact-end-6x",
         "best-of-n-6x",
         "rejection-1x",
     ),
@@ -109,7 +110,7 @@ def test_files_hold_the_texts_that_were_measured(study: Path, comparison: dict[s
     assert json.loads((folder / "comparison.json").read_text()) == comparison
     for row in comparison["systems"]:
         texts = read_texts(folder / row["key"] / "texts.jsonl")
-        single = row["key"] in ("q-beam-6x", "greedy", "beam-6x", "neurologic-6x")
+        single = row["key"] in ("q-beam-6x", "greedy", "beam-6x", "beam-exact-end-6x", "neurologic-6x")
         assert len(texts) == row["texts"] == (9 if single else 18)
         share = np.mean([bool(each.satisfied) for each in texts])
         assert row["measures"]["satisfied"]["value"] == pytest.approx(share)

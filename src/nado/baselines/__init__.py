@@ -11,7 +11,7 @@ seeds and budget; `docs/comparing.md` says what is fair about that and what is n
 from nado.baselines.beam import Beam
 from nado.baselines.best_of_n import BestOfN
 from nado.baselines.class_ratio import ClassRatio, RatioModel
-from nado.baselines.exact_end import BaseExactEnd
+from nado.baselines.exact_end import BaseExactEnd, BeamExactEnd
 from nado.baselines.fine_tuning import FineTuning
 from nado.baselines.fudge import Fudge, FudgeFollower
 from nado.baselines.greedy import Greedy
@@ -29,6 +29,7 @@ METHODS: dict[str, Method] = {
     "base-exact-end": BaseExactEnd(),
     "greedy": Greedy(),
     "beam": Beam(),
+    "beam-exact-end": BeamExactEnd(),
     "best-of-n": BestOfN(),
     "rejection": Rejection(),
     "fine-tuning": FineTuning(),
@@ -45,6 +46,7 @@ __all__ = [
     "BaseExactEnd",
     "BaseSampling",
     "Beam",
+    "BeamExactEnd",
     "BestOfN",
     "ClassRatio",
     "FineTuning",

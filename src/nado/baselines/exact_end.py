@@ -1,4 +1,4 @@
-"""Base sampling with an exact end: the oracle is asked before every end, and nothing else is changed.
+"""The base with an exact end, sampled or searched: the oracle is asked before every end, and that is all.
 
 The part of q's own machinery that needs no learning, alone: what a guide adds has to be more than this.
 """
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nado.baselines.beam import Beam
+from nado.baselines.greedy import Searched
 from nado.baselines.method import Method, Provisions, Sampled, Settings, System
 from nado.following import Standing
 from nado.guidance import Guidance
@@ -53,8 +55,26 @@ class BaseExactEnd(Method):
         )
 
     def prepare(self, given: Provisions, settings: Settings) -> System:
-        """The base with its end in the oracle's hands."""
-        model = GuidedLanguageModel(
-            given.base, NoGuide(), guidance=Guidance(exact_end=True), oracle=given.oracle
-        )
-        return Sampled(model, given.rows)
+        """Samples."""
+        return Sampled(_asked_before_ends(given), given.rows)
+
+
+class BeamExactEnd(Beam):
+    """The base's likeliest texts that may end only where the oracle says yes."""
+
+    name = "beam search, exact end"
+    source = "the base, asked before every end"
+
+    def obstacle(self, given: Provisions) -> str | None:
+        """What keeps one from beams, or from exact ends."""
+        return super().obstacle(given) or BaseExactEnd().obstacle(given)
+
+    def prepare(self, given: Provisions, settings: Settings) -> System:
+        """The search."""
+        model = _asked_before_ends(given)
+        return Searched(model, settings["beams"], settings["length_penalty"], given.rows)
+
+
+def _asked_before_ends(given: Provisions) -> GuidedLanguageModel:
+    guidance = Guidance(exact_end=True)
+    return GuidedLanguageModel(given.base, NoGuide(), guidance=guidance, oracle=given.oracle)
