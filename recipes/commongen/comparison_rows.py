@@ -80,7 +80,7 @@ def method_line(
         key,
         "search" if searches else "sample",
         float(facts["settings"].get("strength", 1.0)),
-        exact_end=key.endswith("exact-end") or facts["settings"].get("exact_end", False),
+        exact_end=name.endswith("exact-end") or facts["settings"].get("exact_end", False),
     )
     reported = np.array([each.reported for each in sets])
     base = None if alone or other is None else other[1]
