@@ -8,15 +8,16 @@ from svg_figures import new_figure, save_figure
 _PANELS = (("guided_coverage", "concepts there, %"), ("guided_bleu4", "BLEU-4"))
 
 
-def measured_looks(metrics: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
-    """What guides wrote on the way, by a guide's title; `read` counts texts, repeats included."""
-    found = {}
+def measured_looks(metrics: dict[str, Any]) -> list[tuple[str, list[dict[str, float]]]]:
+    """What guides wrote on the way, each under its title; `read` counts texts, repeats included."""
+    found = []
     for name, settings in metrics["settings"]["guides"].items():
         looks = metrics["stages"].get(f"guide-{name}", {}).get("looks", [])
-        found[settings["title"]] = [
-            {**each, "read": each["step"] * settings["batch"]} for each in looks if "guided_coverage" in each
-        ]
-    return {title: looks for title, looks in found.items() if looks}
+        written = [each for each in looks if "guided_coverage" in each]
+        if written:
+            batch = settings["batch"]
+            found.append((settings["title"], [{**each, "read": each["step"] * batch} for each in written]))
+    return found
 
 
 def draw_looks(metrics: dict[str, Any], path: Path) -> bool:
@@ -27,7 +28,7 @@ def draw_looks(metrics: dict[str, Any], path: Path) -> bool:
     figure = new_figure(8.4, 3.2)
     axes = figure.subplots(1, len(_PANELS))
     for axis, (what, title) in zip(axes, _PANELS, strict=True):
-        for name, looks in found.items():
+        for name, looks in found:
             read, got = [each["read"] for each in looks], [each[what] for each in looks]
             axis.plot(read, got, marker="o", markersize=3, linewidth=1.2, label=name)
         axis.set_xlabel("texts read")

@@ -232,7 +232,7 @@ def _gain(row: dict[str, Any]) -> float | None:
 def looks_table(metrics: dict[str, Any]) -> str:
     """Coverage and BLEU-4 of greedy texts along the training of guides that were measured."""
     lines = []
-    for title, looks in measured_looks(metrics).items():
+    for title, looks in measured_looks(metrics):
         for each in looks:
             numbers = [each["held_out_loss"], each["guided_coverage"], each["guided_bleu4"]]
             counts = [f"{each['step']:.0f}", f"{each['read']:,.0f}"]
