@@ -147,6 +147,15 @@ def test_one_answer_only_is_noted_and_said(tmp_path, caplog, pattern, kind):
     assert [record.message for record in caplog.records] == [note]
 
 
+def test_of_a_part_of_the_samples_one_answer_only_is_noted_but_not_said(tmp_path, caplog):
+    model = TabularModel.random(("one", "two"), vocabulary_size=4, length_limit=4, completion="limit")
+    draw_small(tmp_path / "s", model)
+    label_samples(tmp_path / "s", Pattern(""), quiet=True)
+    (note,) = labels_folder(tmp_path / "s").manifest()["notes"]
+    assert note.startswith("every text of 100 satisfies pattern")
+    assert not caplog.records
+
+
 def test_progress_is_told(tmp_path):
     draw_small(tmp_path / "s")
     seen = []

@@ -6,7 +6,6 @@ a time, while the GPU draws the next.
 """
 
 import argparse
-import logging
 import multiprocessing
 import os
 import sys
@@ -86,10 +85,9 @@ def _work_alone() -> None:
 
 def label_folder(folder: Path, oracle: Keywords, model: TextMaker | None) -> float:
     """Label drawn samples, their prefixes too where a model is given; returns the share satisfied."""
-    # A folder is a part of what is learned from: whether there are texts of both kinds, it cannot know.
-    logging.getLogger(label_samples.__module__).setLevel(logging.ERROR)
     # Labelling asks a model for its fingerprint and for texts, and for nothing else.
-    samples = label_samples(folder, oracle, model=cast(Any, model), prefixes=model is not None)
+    # And a folder is a part of what is learned from: texts of both kinds are not to be looked for in each.
+    samples = label_samples(folder, oracle, model=cast(Any, model), prefixes=model is not None, quiet=True)
     return float(np.mean(samples.array("satisfied")))
 
 

@@ -50,13 +50,15 @@ def label_samples(
     timeout: float | None = None,
     batch_size: int = 1024,
     on_progress: Listener | None = None,
+    quiet: bool = False,
 ) -> Samples:
     """Ask `oracle` about every sample in `folder` and keep its answers in `labels/` there.
 
     With `prefixes` it is also asked about every prefix of every text, for progress and stop labels;
     `model`, the one the samples were drawn from, makes text of them. Without `parts` texts that are not
     finished are not asked about at all, which a slow oracle is grateful for. When the oracle fails, shards
-    that were labelled whole are kept and are not asked about again.
+    that were labelled whole are kept and are not asked about again. `quiet` is for samples that are a part of
+    more: that all answers are the same is then noted, but not said aloud.
     """
     require_at_least(1, batch_size=batch_size)
     source = samples_folder(folder)
@@ -88,7 +90,7 @@ def label_samples(
                 f"delete {target.path} and label again.",
             ) from error
         if None in manifest["shards"]:
-            finish_labels(target, manifest, oracle)
+            finish_labels(target, manifest, oracle, quiet=quiet)
     return read_samples(folder)
 
 
@@ -241,11 +243,11 @@ def _to_lists(column: Ragged | None, rows: int) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(column.offsets, pa.int32()), pa.array(column.values))
 
 
-def finish_labels(target: Folder, manifest: dict[str, Any], oracle: Oracle) -> None:
-    """Say in the manifest what the oracle answered; one answer only is said aloud as well."""
+def finish_labels(target: Folder, manifest: dict[str, Any], oracle: Oracle, *, quiet: bool = False) -> None:
+    """Say in the manifest what the oracle answered; one answer only is said aloud as well, unless `quiet`."""
     satisfied = target.read(manifest)["satisfied"].to_numpy()
     notes = one_sided(satisfied, oracle.name)
-    for note in notes:
+    for note in () if quiet else notes:
         _log.warning(note)
     target.close(
         manifest,
