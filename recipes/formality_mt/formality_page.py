@@ -49,8 +49,8 @@ def base_section(base: dict[str, Any]) -> str:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The main table."""
-    heads = ["system", "search", "strength", "BLEU", "to base", "chrF", "BLEU, original", "formality, oracle"]
-    heads += ["to base", "formality, judge", "to base", "satisfied", "words"]
+    heads = ["system", "search", "strength", "doubt", "BLEU", "to base", "chrF", "BLEU, original"]
+    heads += ["formality, oracle", "to base", "formality, judge", "to base", "satisfied", "words"]
     return _table(heads, [_line(row) for row in rows])
 
 
@@ -66,6 +66,7 @@ def _line(row: dict[str, Any]) -> list[str]:
         row["title"],
         row["decoding"],
         "–" if row["system"] in ("base", "best_of") else f"{row['strength']:g}",
+        f"{row['doubt']:g}" if row["doubt"] else "–",
         number("bleu_fluent", 2),
         _gain(against.get("bleu_fluent"), 2),
         number("chrf_fluent", 2),
@@ -86,6 +87,7 @@ def against_fudge(rows: Sequence[dict[str, Any]]) -> str:
             row["title"],
             row["decoding"],
             f"{row['strength']:g}",
+            f"{row['doubt']:g}" if row["doubt"] else "–",
             *(
                 _gain(row["against_fudge"][name], digits)
                 for name, digits in (("bleu_fluent", 2), ("formality_oracle", 3), ("formality_judge", 3))
@@ -94,7 +96,7 @@ def against_fudge(rows: Sequence[dict[str, Any]]) -> str:
         for row in rows
         if "against_fudge" in row
     ]
-    heads = ["minus FUDGE", "search", "strength", "BLEU", "formality, oracle", "formality, judge"]
+    heads = ["minus FUDGE", "search", "strength", "doubt", "BLEU", "formality, oracle", "formality, judge"]
     return _table(heads, lines) if lines else ""
 
 

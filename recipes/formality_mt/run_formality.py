@@ -195,7 +195,11 @@ class Run:
     def rows_of(self, name: str) -> list[Row]:
         """The lines of one guide."""
         variant: GuideVariant = self.table.guides[name]
-        rows = [Row(name, variant.title, GREEDY, strength) for strength in variant.strengths]
+        rows = [
+            Row(name, variant.title, GREEDY, strength, doubt)
+            for doubt in variant.doubts
+            for strength in variant.strengths
+        ]
         rows += [Row(name, variant.title, BEAM, strength) for strength in variant.beam_strengths]
         chosen = self.table.verified
         if chosen is not None and chosen.guide == name:
@@ -270,7 +274,8 @@ class Run:
         return search_texts(system, self.prompts, row, self.table.search, self.untrained)
 
     def _search_guided(self, system: Callable[[], System], row: Row) -> Lines:
-        return self._search(replace(system(), guidance=Guidance(strength=row.strength)), row)
+        guidance = Guidance(strength=row.strength, doubt=row.doubt)
+        return self._search(replace(system(), guidance=guidance), row)
 
     def _verify(self, system: Callable[[], System]) -> Lines:
         assert self.table.verified is not None

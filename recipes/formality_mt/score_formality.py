@@ -113,7 +113,8 @@ def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) 
 def row_name(row: dict[str, Any]) -> str:
     """The name that run_formality.py gives a line's texts."""
     strength = "" if row["strength"] == 1 else f"-strength{row['strength']:g}"
-    return f"{row['system']}-{row['decoding']}{strength}"
+    doubt = f"-doubt{row['doubt']:g}" if row["doubt"] else ""
+    return f"{row['system']}-{row['decoding']}{strength}{doubt}"
 
 
 def rivals(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -163,7 +164,8 @@ def examples(
     test: FisherTest, texts: dict[str, dict[str, str]], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Utterances at even distances, none selected, with the greedy texts at strength 1."""
-    names = [each["name"] for each in rows if each["decoding"] == "greedy" and each["strength"] == 1]
+    plain = [row for row in rows if row["decoding"] == "greedy" and row["strength"] == 1 and not row["doubt"]]
+    names = [row["name"] for row in plain]
     places = np.linspace(0, len(test.records) - 1, min(_EXAMPLES, len(test.records))).astype(int)
     return [
         {

@@ -55,7 +55,8 @@ class GuideVariant:
     consistency_weight: float | None = None  # None: the study's
     log_consistency_weight: float | None = None  # likewise
     strengths: tuple[float, ...] = (1.0,)
-    beam_strengths: tuple[float, ...] = ()  # the same with beams
+    doubts: tuple[float, ...] = (0.0,)  # each with every strength
+    beam_strengths: tuple[float, ...] = ()  # with beams, which know no doubt
     seconds: float = 60.0  # of training at most; less where a deadline is near
 
 

@@ -27,12 +27,14 @@ class Row:
     title: str
     decoding: str
     strength: float = 1.0
+    doubt: float = 0.0
 
     @property
     def name(self) -> str:
         """A name for files."""
         strength = "" if self.strength == 1 else f"-strength{self.strength:g}"
-        return f"{self.system}-{self.decoding}{strength}"
+        doubt = f"-doubt{self.doubt:g}" if self.doubt else ""
+        return f"{self.system}-{self.decoding}{strength}{doubt}"
 
 
 @dataclass(frozen=True)
