@@ -65,10 +65,10 @@ def guiding(guide: Guide, condition: str | None = None) -> LightGuiding:
     return LightGuiding(copy, served, lent)
 
 
-def steps(guide: Guide, strength: float, row: int, tokens: Tensor) -> Tensor:
+def steps(guide: Guide, strength: float, row: int, tokens: Tensor, doubt: float = 0.0) -> Tensor:
     """log q of one row along a text, by the guided model itself: (T, V)."""
     reader: Any = guide.reader
-    model = GuidedLanguageModel(reader.model, guide, guidance=Guidance(strength=strength))
+    model = GuidedLanguageModel(reader.model, guide, guidance=Guidance(strength=strength, doubt=doubt))
     state = model.start([PROMPTS[row]], [CONDITIONS[row]])
     found = []
     for token in tokens:
@@ -94,13 +94,28 @@ BASES = [
 ]
 
 
-@pytest.mark.parametrize("strengths", [STRENGTHS, [1.0] * 4, [0.0] * 4], ids=["mixed", "on", "off"])
+ON, OFF, SURE = [1.0] * 4, [0.0] * 4, [0.0] * 4
+ASKED = {
+    "mixed": (STRENGTHS, SURE),
+    "on": (ON, SURE),
+    "off": (OFF, SURE),
+    "doubted": (ON, [0.0, 0.3, 0.05, 1.0]),
+    "mixed and doubted": (STRENGTHS, [0.3, 0.0, 0.3, 0.3]),
+}
+
+
+@pytest.mark.parametrize(("strengths", "doubts"), ASKED.values(), ids=ASKED.keys())
 @pytest.mark.parametrize("choices", CHOICES)
 @pytest.mark.parametrize(("warpers", "completion", "eos"), BASES)
 def test_rows_of_a_batch_have_the_guided_models_q(
-    choices: dict[str, Any], warpers: Warpers | None, completion: str, eos: Any, strengths: list[float]
+    choices: dict[str, Any],
+    warpers: Warpers | None,
+    completion: str,
+    eos: Any,
+    strengths: list[float],
+    doubts: list[float],
 ) -> None:
-    """Rows with conditions, strengths and prompts of their own, each at another place of its text."""
+    """Rows with conditions, strengths, doubts and prompts of their own, each at another place of its text."""
     reader = make_reader(warpers, completion, eos_token_id=eos)
     guide = random_guide(reader, reads="light", **choices)
     mine = guiding(guide)
@@ -109,9 +124,9 @@ def test_rows_of_a_batch_have_the_guided_models_q(
     tokens[:, 0] = 6  # which is forced in one of the cases
     lengths = [len(row) for row in reader.model.encode(PROMPTS)]
     states = reader.read(PROMPTS, tokens, torch.full((len(PROMPTS),), LIMIT))  # (B, T, H)
-    asked = zip(lengths, CONDITIONS, strengths, strict=True)
+    asked = zip(lengths, CONDITIONS, strengths, doubts, strict=True)
     rows = mine.lay_out([RequestRow(*each) for each in asked])
-    expected = [steps(guide, strength, row, tokens[row]) for row, strength in enumerate(strengths)]
+    expected = [steps(guide, strengths[row], row, tokens[row], doubts[row]) for row in range(len(PROMPTS))]
     for offset in range(LIMIT):
         at = torch.tensor([(offset + row) % LIMIT for row in range(len(PROMPTS))])
         here = states[torch.arange(len(PROMPTS)), at]
@@ -128,8 +143,10 @@ def test_the_guide_changes_what_the_base_would_write(reader: HuggingFaceReader) 
     guide = random_guide(reader, reads="light")
     tokens = torch.tensor([6, 8, 9, 4, 10, 5])
     one, none, other = (steps(guide, strength, 0, tokens).exp() for strength in (1.0, 0.0, 2.5))
+    doubted = steps(guide, 1.0, 0, tokens, doubt=0.3).exp()
     assert float((one - none).abs().sum(-1).mean()) > 0.2
     assert float((one - other).abs().sum(-1).mean()) > 0.05
+    assert float((one - doubted).abs().sum(-1).mean()) > 0.05
 
 
 def test_a_prompt_that_is_not_read_to_its_end_has_some_q(reader: HuggingFaceReader) -> None:
@@ -303,6 +320,7 @@ def test_processor_and_model_of_an_engine_share_a_board() -> None:
 def test_requests_are_read() -> None:
     assert read_row(5, None) == RequestRow(5, None, 1.0)
     assert read_row(5, {"nado_condition": "dog", "nado_strength": 0}) == RequestRow(5, "dog", 0.0)
+    assert read_row(5, {"nado_doubt": 0.1}) == RequestRow(5, None, 1.0, 0.1)
     require_arguments({"nado_condition": "", "nado_strength": 2}, needs_condition=True)
     require_arguments({"nado_strength": 0, "other": [1]}, needs_condition=True)
     require_arguments(None, needs_condition=False)
@@ -333,7 +351,12 @@ def test_requests_are_read() -> None:
         ),
         (
             {"nado_target_rate": 0.5},
-            "expected the arguments nado_condition and nado_strength; found nado_target_rate. Leave it out.",
+            "expected the arguments nado_condition, nado_strength, nado_doubt; found nado_target_rate. "
+            "Leave it out.",
+        ),
+        (
+            {"nado_condition": "dog", "nado_doubt": 1.5},
+            "expected nado_doubt from 0 to 1; found 1.5. Use 0 to believe the guide whatever it says.",
         ),
     ],
 )

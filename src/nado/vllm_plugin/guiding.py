@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nado.decomposition import apply_strength
+from nado.decomposition import apply_strength, doubted_log_r
 from nado.errors import MismatchError
 from nado.guide import Conditions, Guide, Known
 from nado.heads import Scores
@@ -46,8 +46,9 @@ class Rows:
     known: Known  # (B, 1, size): conditions, pooled
     prompt_lengths: Tensor  # (B,)
     strengths: Tensor  # (B,)
+    doubts: Tensor  # (B,)
     guided: Tensor | None  # rows with a strength above 0; None for all of them
-    plain: bool  # all their strengths are 1
+    plain: bool  # all their strengths are 1, and none of them doubts
 
     def __len__(self) -> int:
         return len(self.strengths)
@@ -88,10 +89,11 @@ class LightGuiding:
         mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=device)
         lengths = torch.tensor([row.prompt_length for row in rows], device=device)
         strengths = torch.tensor([row.strength for row in rows], device=device)
+        doubts = torch.tensor([row.doubt for row in rows], device=device)
         on = [at for at, row in enumerate(rows) if row.strength > 0]
         guided = None if len(on) == len(rows) else torch.tensor(on, dtype=torch.long, device=device)
-        plain = all(rows[at].strength == 1 for at in on)
-        return Rows(Known(inputs, mask), lengths, strengths, guided, plain)
+        plain = all(rows[at].strength == 1 and not rows[at].doubt for at in on)
+        return Rows(Known(inputs, mask), lengths, strengths, doubts, guided, plain)
 
     def _condition(self, row: RequestRow) -> str:
         given = row.condition if row.condition is not None else self.served.condition
@@ -129,7 +131,7 @@ class LightGuiding:
     def _multiply(
         self, p: Tensor, states: Tensor, last: Tensor, generated: Tensor, known: Known, rows: Rows
     ) -> Tensor:
-        """p times R to the strength, in log space and not normalised: whoever samples does that anyway."""
+        """p times R, doubted, to the strength, in log space and not normalised: whoever samples does that."""
         left = (self.served.length_limit - generated).clamp(min=0)
         text = self.model.text_inputs(known, states[:, None], last[:, None], left[:, None])  # (B, 1, size)
         scores = self._scores(self.model.follow(known, text)[:, 0])
@@ -137,8 +139,8 @@ class LightGuiding:
         log_p = p.log_softmax(-1) if self.model.config.head == "norm" and self._is_softmax else p
         factor = self.model.log_r(scores, log_p, generated)
         if not rows.plain:
-            strengths = rows.strengths if rows.guided is None else rows.strengths[rows.guided]
-            factor = apply_strength(factor, strengths)
+            at = slice(None) if rows.guided is None else rows.guided
+            factor = apply_strength(doubted_log_r(factor, rows.doubts[at]), rows.strengths[at])
         q = p + factor
         if not self.served.warpers.truncates:
             return q  # every token has some chance, the end too

@@ -1,4 +1,4 @@
-"""What the guide is told of the requests in a batch: where each stands, its condition and its strength.
+"""What the guide is told of the requests in a batch: where each stands, its condition, strength and doubt.
 
 vLLM's own loop knows no conditions. A request carries them in its `extra_args` (`vllm_xargs` in its HTTP
 API), a processor that vLLM tells of every change of the batch writes them on a `Board`, and the model reads
@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 
 from nado.errors import InputError
 
-CONDITION, STRENGTH = "nado_condition", "nado_strength"
-_KNOWN = (CONDITION, STRENGTH)
+CONDITION, STRENGTH, DOUBT = "nado_condition", "nado_strength", "nado_doubt"
+_KNOWN = (CONDITION, STRENGTH, DOUBT)
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class RequestRow:
     prompt_length: int
     condition: str | None  # None: the folder's own
     strength: float
+    doubt: float = 0.0
 
 
 class Board:
@@ -70,24 +71,28 @@ def read_row(prompt_length: int, arguments: Mapping[str, Any] | None) -> Request
     given = arguments or {}
     condition = given.get(CONDITION)
     return RequestRow(
-        prompt_length, None if condition is None else str(condition), float(given.get(STRENGTH, 1.0))
+        prompt_length,
+        None if condition is None else str(condition),
+        float(given.get(STRENGTH, 1.0)),
+        float(given.get(DOUBT, 0.0)),
     )
 
 
 def require_arguments(arguments: Mapping[str, Any] | None, *, needs_condition: bool) -> None:
-    """Refuse a request whose condition or strength the guide cannot use, before it is in the batch."""
+    """Refuse a request whose condition, strength or doubt the guide cannot use, before it is in the batch."""
     given = arguments or {}
     unknown = [name for name in given if str(name).startswith("nado_") and name not in _KNOWN]
     if unknown:
-        raise InputError(f"the arguments {' and '.join(_KNOWN)}", unknown[0], "Leave it out.")
-    strength = given.get(STRENGTH, 1.0)
-    number = isinstance(strength, int | float) and not isinstance(strength, bool)
-    if not (number and math.isfinite(strength) and strength >= 0):
+        raise InputError(f"the arguments {', '.join(_KNOWN)}", unknown[0], "Leave it out.")
+    strength, doubt = given.get(STRENGTH, 1.0), given.get(DOUBT, 0.0)
+    if not (_is_number(strength) and strength >= 0):
         raise InputError(
             f"{STRENGTH} of 0 or more",
             f"{strength!r}",
             "Use 0 for the base alone, 1 for the method itself.",
         )
+    if not (_is_number(doubt) and 0 <= doubt <= 1):
+        raise InputError(f"{DOUBT} from 0 to 1", f"{doubt!r}", "Use 0 to believe the guide whatever it says.")
     condition = given.get(CONDITION)
     if condition is not None and not isinstance(condition, str):
         raise InputError(f"{CONDITION} as a string", f"{condition!r}", 'Write "dog, ball" for keywords.')
@@ -97,6 +102,10 @@ def require_arguments(arguments: Mapping[str, Any] | None, *, needs_condition: b
             "none",
             f'Send "vllm_xargs": {{"{CONDITION}": "…"}}, or {{"{STRENGTH}": 0}} for the base alone.',
         )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def require_room(max_tokens: int | None, prompt_logprobs: int | None, length_limit: int) -> None:
