@@ -196,14 +196,31 @@ def test_several_texts_of_a_prompt_come_best_first(penalty: float) -> None:
     ]
 
 
-def test_a_target_rate_a_floor_and_doubt_are_for_sampling() -> None:
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_with_doubt_a_text_that_does_not_satisfy_has_its_price(penalty: float) -> None:
+    """The oracle's no counts as d: with a small one nothing changes, with 1 the guide has no say."""
+    picked = []
+    for seed in range(6):
+        model = table(seed)
+        sure = exact_log_r(model, LETTERS, *PAIR).clamp(min=math.log(1e-12))  # nothing is known to be lost
+        outcomes, satisfied = model.outcomes("x"), satisfied_outcomes(model, LETTERS, *PAIR)
+        for doubt in (1e-6, 0.2, 1.0):
+            (row,) = search_beams(guided(model, sure, doubt=doubt), [PAIR], EVERY, penalty, patient=True).best
+            price = torch.where(satisfied, 0.0, math.log(doubt))
+            scores = (outcomes.log_p + price) / outcomes.lengths**penalty
+            best = int(torch.where(outcomes.ended, scores, -math.inf).argmax())
+            assert row.tokens == outcomes.tokens[best, : outcomes.lengths[best]].tolist()
+            picked.append((doubt, bool(satisfied[best])))
+    assert all(kept for doubt, kept in picked if doubt == 1e-6)
+    assert len({kept for doubt, kept in picked if doubt == 0.2}) == 2  # sometimes it pays, sometimes not
+
+
+def test_a_target_rate_and_a_floor_are_for_sampling() -> None:
     model = table()
     with pytest.raises(InputError, match=r"a target rate of 0\.5; found beam search"):
         search_beams(guided(model, wrong_log_r(model), target_rate=0.5), [PAIR], beams=2)
     with pytest.raises(InputError, match=r"no floor under beam search; found a floor of 0\.1"):
         search_beams(guided(model, wrong_log_r(model), floor=0.1), [PAIR], beams=2)
-    with pytest.raises(InputError, match=r"no doubt under beam search; found a doubt of 0\.1"):
-        search_beams(guided(model, wrong_log_r(model), doubt=0.1), [PAIR], beams=2)
 
 
 def test_a_model_that_gives_nan_is_refused_and_not_searched() -> None:

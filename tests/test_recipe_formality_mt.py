@@ -5,6 +5,7 @@ import json
 import random
 import sys
 import tarfile
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from archives import unpack
 from nado.errors import InputError
 from nado.huggingface import load_model
+from nado.metrics import mean
 from nado.oracles import load_oracle
 from nado.proposals import summarise_weights
 from nado.storage import read_json
@@ -24,6 +26,7 @@ from nado.study import read_study
 RECIPE = Path(__file__).parents[1] / "recipes" / "formality_mt"
 sys.path.insert(0, str(RECIPE))
 
+import fisher_test  # noqa: E402
 import formality_page  # noqa: E402
 import guide_variants  # noqa: E402
 import learning  # noqa: E402
@@ -32,6 +35,7 @@ import prepare_translation  # noqa: E402
 import run_formality  # noqa: E402
 import score_formality  # noqa: E402
 import train_translator  # noqa: E402
+import tuned_lines  # noqa: E402
 from drawn_texts import read_chunks  # noqa: E402
 from formality_classifiers import auc, rank, spearman  # noqa: E402
 from formality_data import Rated, detokenise, halve  # noqa: E402
@@ -39,7 +43,7 @@ from formality_oracle import FormalityOracle, spell_out  # noqa: E402
 from packing import pack_in_pieces  # noqa: E402
 from raw_files import read_records, write_records  # noqa: E402
 from style_judge import StyleJudge, habits_of, runs_of  # noqa: E402
-from table_settings import read_table  # noqa: E402
+from table_settings import Row, read_table  # noqa: E402
 from translation_data import as_spoken, key_of  # noqa: E402
 from translator import Pairs, _cut  # noqa: E402
 from vocabulary import PAD_ID, UNKNOWN_ID, train_vocabulary  # noqa: E402
@@ -62,7 +66,9 @@ guide = "t1"
 budget = 4
 [guides.t1]
 title = "NADO, T = 1"
+doubts = [0.0, 0.1]
 beam_strengths = [1.0]
+beam_doubts = [0.0, 0.1]
 [guides.warm]
 title = "NADO, T = 2"
 temperature = 2.0
@@ -464,7 +470,9 @@ def test_guides_raise_formality_and_everything_is_in_the_table(finished: Path) -
         "fudge-greedy",
         "fudge-beam",
         "t1-greedy",
+        "t1-greedy-doubt0.1",
         "t1-beam",
+        "t1-beam-doubt0.1",
         "verified-sample",
         "warm-greedy",
     ]
@@ -476,6 +484,7 @@ def test_guides_raise_formality_and_everything_is_in_the_table(finished: Path) -
     assert against["low"] > 0
     assert against["difference"] == pytest.approx(guided["formality_judge"] - base["formality_judge"])
     assert guided["bleu_fluent"] > base["bleu_fluent"]
+    assert base["satisfied"] <= rows["t1-greedy-doubt0.1"]["satisfied"] <= guided["satisfied"]
     assert rows["verified-sample"]["satisfied"] >= rows["verified-sample"]["verified"] > 0.9
     assert "against_fudge" in guided
     assert (finished / "out" / "guide-t1.tar.00").stat().st_size > 10_000
@@ -532,7 +541,7 @@ def test_a_second_run_does_nothing_again(
     stamp = texts.stat().st_mtime_ns
     assert run_formality.main(run_words(prepared, trained, finished)) == 0
     said = capsys.readouterr().out
-    assert said.count("done before") == 9 + 2 + 2 + 2 + 1  # lines, draws, labels, guides, audit
+    assert said.count("done before") == 11 + 2 + 2 + 2 + 1  # lines, draws, labels, guides, audit
     assert texts.stat().st_mtime_ns == stamp
     assert read_json(finished / "out" / "formality_mt.json")["metrics"]["rows"] == before
     assert train_translator.main(train_words(prepared, trained)) == 0
@@ -549,7 +558,7 @@ def test_a_line_that_was_interrupted_is_made_again_and_is_the_same(
     (folder / "stage.json").write_text(json.dumps(record), encoding="utf-8")
     (folder / "texts.jsonl").unlink()
     assert run_formality.main([*run_words(prepared, trained, finished), "--no-score"]) == 0
-    assert capsys.readouterr().out.count("done before") == 15
+    assert capsys.readouterr().out.count("done before") == 17
     assert (folder / "texts.jsonl").read_bytes() == before
 
 
@@ -568,6 +577,7 @@ def test_results_fill_the_readme_and_go_on_record(
     assert text.startswith("before")
     assert text.endswith("after\n")
     assert "| NADO, T = 1 | greedy | 1 |" in text
+    assert "Each method with the setting" in text
     assert "Audit of the oracle on" in text
     recorded = read_json(tmp_path / "formality_mt.json")
     assert set(recorded) == {"date", "machine", "command", "commit", "metrics", "runs"}
@@ -576,6 +586,57 @@ def test_results_fill_the_readme_and_go_on_record(
     assert str(tmp_path) not in json.dumps(recorded)
     with pytest.raises(InputError, match="the marks"):
         formality_page.fill(tmp_path / "formality_mt.json", "text")
+
+
+def scored_line(bleu: dict[str, float], formality: dict[str, float]) -> fisher_test.Scored:
+    """Metrics of some sources, which stand for their own texts."""
+    sources = list(bleu)
+    metrics = {
+        name: mean(name, [values[source] for source in sources])
+        for name, values in (("bleu_fluent", bleu), ("formality_oracle", formality))
+    }
+    return fisher_test.Scored(sources, metrics, dict.fromkeys(metrics, sources))
+
+
+def test_a_setting_is_chosen_on_some_sources_and_reported_on_the_others() -> None:
+    sources = [f"source {number}" for number in range(60)]
+
+    def line(bleu: float, formality: float, elsewhere: float) -> fisher_test.Scored:
+        """Values on the sources that choose; on the others everything is `elsewhere`."""
+        own = [tuned_lines._inside([source], chooses=True)[0] for source in sources]
+        return scored_line(
+            *(
+                {source: value if one else elsewhere for source, one in zip(sources, own, strict=True)}
+                for value in (bleu, formality)
+            )
+        )
+
+    scored = {
+        "base-greedy": line(10.0, 0.2, 0.0),
+        "fudge-greedy": line(9.9, 0.3, 1.0),
+        "one-greedy": line(9.8, 0.4, 2.0),
+        "one-greedy-strength2": line(9.71, 0.5, 3.0),
+        "one-greedy-strength3": line(9.69, 0.9, 4.0),
+        "poor-greedy": line(5.0, 0.9, 5.0),
+        "poor-greedy-strength2": line(4.0, 0.95, 6.0),
+    }
+    rows = []
+    for name in scored:
+        system, _, strength = name.partition("-greedy")
+        number = float(strength.removeprefix("-strength") or 1)
+        line_of = Row(system, system, "greedy", number)
+        assert line_of.name == name
+        rows.append({**asdict(line_of), "name": name})
+    found = {each["system"]: each for each in tuned_lines.tuned_lines(rows, scored)}
+    assert {name: (each["strength"], each["tried"]) for name, each in found.items()} == {
+        "fudge": (1.0, 1),
+        "one": (2.0, 3),  # the third is more formal, but too far from the base
+        "poor": (1.0, 2),  # none is near it: the best BLEU
+    }
+    assert found["one"]["against_base"]["bleu_fluent"]["difference"] == pytest.approx(3.0)
+    assert found["one"]["against_fudge"]["formality_oracle"]["difference"] == pytest.approx(2.0)
+    assert "against_fudge" not in found["fudge"]
+    assert 0 < found["one"]["utterances"] < len(sources)
 
 
 def test_unknown_names_in_the_table_are_errors(tmp_path: Path) -> None:

@@ -598,7 +598,7 @@ def test_a_check_finds_prompts_that_are_too_long(tmp_path: Path) -> None:
     [
         ("doubt = 5", "expected doubt between 0 and 1; found 5"),
         ("doubt = 0.1\ntarget_rate = 0.5", "expected no doubt with a target rate below 1"),
-        ('doubt = 0.1\nsearch = "beam"\nbeams = 8', "expected no doubt under beam search"),
+        ('target_rate = 0.5\nsearch = "beam"\nbeams = 8', "expected sampling for a target rate of 0.5"),
         ("strength = 2\ntarget_rate = 0.5", "expected strength 1 with a target rate below 1"),
     ],
 )

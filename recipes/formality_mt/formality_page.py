@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tuned_lines import TOLERANCE
+
 from nado.errors import InputError
 
 BEGIN, FINISH = "<!-- results: written by score_formality.py -->", "<!-- end of results -->"
@@ -23,6 +25,7 @@ def results(found: dict[str, Any], base: dict[str, Any] | None) -> str:
         table(metrics["rows"]),
         _references(metrics["references"]),
         against_fudge(metrics["rows"]),
+        tuned_section(metrics["tuned"]),
         guides_table(metrics),
         samples_table(metrics),
         "\n".join(f"Left out: {name}: {why}" for name, why in metrics["left_out"].items()),
@@ -98,6 +101,34 @@ def against_fudge(rows: Sequence[dict[str, Any]]) -> str:
     ]
     heads = ["minus FUDGE", "search", "strength", "doubt", "BLEU", "formality, oracle", "formality, judge"]
     return _table(heads, lines) if lines else ""
+
+
+def tuned_section(found: Sequence[dict[str, Any]]) -> str:
+    """What each method comes to with settings that were chosen elsewhere."""
+    names = (("bleu_fluent", 2), ("formality_oracle", 3), ("formality_judge", 3))
+    lines = [
+        [
+            each["title"],
+            each["decoding"],
+            f"{each['strength']:g}",
+            f"{each['doubt']:g}" if each["doubt"] else "–",
+            f"{each['tried']}",
+            *(_gain(each["against_base"][name], digits) for name, digits in names),
+            *(_gain(each.get("against_fudge", {}).get(name), digits) for name, digits in names),
+        ]
+        for each in found
+    ]
+    if not lines:
+        return ""
+    title = (
+        "Each method with the setting that is the most formal to the oracle on a third of the different "
+        f"sources, among those whose BLEU there is at most {TOLERANCE:g} below the base's (where there is "
+        f"none, the one of the best BLEU); measured on the other {found[0]['utterances']:,} utterances, "
+        "against the base and against FUDGE's own choice."
+    )
+    heads = ["system", "search", "strength", "doubt", "of settings", "BLEU", "formality, oracle"]
+    heads += ["formality, judge", "BLEU, to FUDGE", "oracle, to FUDGE", "judge, to FUDGE"]
+    return f"{title}\n\n" + _table(heads, lines)
 
 
 def guides_table(metrics: dict[str, Any]) -> str:

@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from table_settings import FudgeSettings, SearchSettings
-from table_texts import BEAM, Lines, Row, by_length
+from table_settings import BEAM, FudgeSettings, Row, SearchSettings
+from table_texts import Lines, by_length
 
 from nado.beam_search import search_beams
 from nado.errors import InputError
@@ -46,7 +46,7 @@ class Fudge:
         beams = settings.beams if row.decoding == BEAM else 1
         began, asked = time.perf_counter(), by_length(prompts)
         # The penalty is that of transformers' beam search: log-probability over length.
-        found = search_beams(system.model, asked, beams, 1.0 if beams > 1 else 0.0, settings.batch)
+        found = search_beams(system.model, asked, beams, 1.0 if beams > 1 else 0.0, settings.batch * beams)
         seconds = time.perf_counter() - began
         texts = self.base.decode([each.tokens for each in found.best])
         labels = label(

@@ -30,8 +30,20 @@ from progress_log import Clock, Stages
 from results_envelope import envelope
 from score_formality import score_run
 from side_work import TextMaker, Workers, label_folder
-from table_settings import GuideVariant, TableSettings, read_table
-from table_texts import BEAM, GREEDY, SAMPLE, Lines, Row, best_of_texts, search_texts, verified_texts
+from table_settings import (
+    BASE,
+    BEAM,
+    BEST_OF,
+    FUDGE,
+    GREEDY,
+    SAMPLE,
+    VERIFIED,
+    GuideVariant,
+    Row,
+    TableSettings,
+    read_table,
+)
+from table_texts import Lines, best_of_texts, search_texts, verified_texts
 
 from nado.errors import InputError, NadoError
 from nado.guidance import Guidance
@@ -48,7 +60,6 @@ from nado.study.systems import System, read_texts, save_texts
 from nado.versions import versions
 
 SOURCES, ORACLE = "sources.jsonl", "oracle"  # in the prepared folder
-BASE, BEST_OF, FUDGE, VERIFIED = "base", "best_of", "fudge", "verified"
 # Seconds kept free before the deadline: for a line of the table, for a guide's own files, for the rest.
 _ROW_SECONDS = {GREEDY: 8.0, BEAM: 25.0, SAMPLE: 20.0}
 _FILE_SECONDS = 12.0
@@ -195,12 +206,16 @@ class Run:
     def rows_of(self, name: str) -> list[Row]:
         """The lines of one guide."""
         variant: GuideVariant = self.table.guides[name]
+        searches = (
+            (GREEDY, variant.doubts, variant.strengths),
+            (BEAM, variant.beam_doubts, variant.beam_strengths),
+        )
         rows = [
-            Row(name, variant.title, GREEDY, strength, doubt)
-            for doubt in variant.doubts
-            for strength in variant.strengths
+            Row(name, variant.title, decoding, strength, doubt)
+            for decoding, doubts, strengths in searches
+            for doubt in doubts
+            for strength in strengths
         ]
-        rows += [Row(name, variant.title, BEAM, strength) for strength in variant.beam_strengths]
         chosen = self.table.verified
         if chosen is not None and chosen.guide == name:
             rows.append(Row(VERIFIED, f"{variant.title}, verified", SAMPLE))

@@ -8,77 +8,25 @@ Needs no GPU. OUT is the --output of run_formality.py; formality_mt.json is writ
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import neighbours  # noqa: F401  (finds what puts results on record)
 import numpy as np
-from formality_classifiers import JUDGE, ORACLE
-from formality_oracle import FormalityOracle
+from fisher_test import FisherTest, Scored, compare_scored
 from formality_page import fill, results
-from raw_files import read_records, require_file
-from style_judge import StyleJudge
+from raw_files import read_records
+from table_settings import BASE, FUDGE, GREEDY, SAMPLE, Row
+from tuned_lines import tuned_lines
 
 from nado.errors import NadoError
-from nado.metrics import Comparison, Metric, chrf, compare, mean, sacre_bleu, share
+from nado.metrics import share
 from nado.storage import read_json, write_json
 from recording import RESULTS, merge
 
 NAME = "formality_mt.json"
 _EXAMPLES = 20
-
-
-class Scored(NamedTuple):
-    """One line's metrics; every one is of the same utterances in the same order."""
-
-    texts: list[str]
-    metrics: dict[str, Metric]
-
-
-class FisherTest:
-    """Fisher test with its references, and both classifiers."""
-
-    def __init__(self, prepared: Path, threshold: float) -> None:
-        self.records = read_records(
-            require_file(prepared / "test.jsonl.gz", "the test set of prepare_translation.py"), "the test set"
-        )
-        self.sources = [each["source"] for each in self.records]
-        self.fluent = [row for row, each in enumerate(self.records) if each["fluent"]]
-        self.oracle = FormalityOracle(prepared / ORACLE, threshold)
-        self.judge = StyleJudge.load(prepared / JUDGE)
-
-    def groups(self, name: str) -> list[str]:
-        """What is resampled together: the texts of equal sources, which are equal."""
-        if name.endswith("fluent"):
-            return [self.sources[row] for row in self.fluent]
-        return self.sources
-
-    def score(self, texts: Sequence[str]) -> Scored:
-        """All metrics of one text an utterance."""
-        told = [texts[row] for row in self.fluent]
-        fluent = [self.records[row]["fluent"] for row in self.fluent]
-        original = [each["original"] for each in self.records]
-        oracle, judge = self.oracle.probabilities(texts), self.judge.probabilities(texts)
-        words = [float(len(text.split())) for text in texts]
-        metrics = {
-            "bleu_fluent": sacre_bleu(told, fluent),
-            "chrf_fluent": chrf(told, fluent),
-            "bleu_original": sacre_bleu(texts, original),
-            "formality_oracle": mean("formality, oracle", oracle, method="mean probability"),
-            "formality_judge": mean("formality, judge", judge, method="mean probability"),
-            "satisfied": mean("satisfied", (oracle >= self.oracle.classifier.threshold).astype(float)),
-            "words": mean("words", words),
-        }
-        return Scored(list(texts), metrics)
-
-    def compare(self, first: Scored, second: Scored) -> dict[str, Any]:
-        """First minus second, paired."""
-        found = {
-            name: _difference(compare(metric, second.metrics[name], self.groups(name)))
-            for name, metric in first.metrics.items()
-        }
-        same = np.mean([one == other for one, other in zip(first.texts, second.texts, strict=True)])
-        return {**found, "same_texts": float(same)}
 
 
 def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -90,17 +38,18 @@ def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) 
         texts.setdefault(each["row"], {})[each["source"]] = each["text"]
     rows, scored = [], {}
     for row in run["metrics"]["rows"]:
-        name = row_name(row)
+        name = _line(row).name
         scored[name] = test.score([texts[name][source] for source in test.sources])
         rows.append({**row, "name": name, **_measures(test, scored[name])})
         say(f"  {name}: BLEU {rows[-1]['bleu_fluent']:.2f}, formality {rows[-1]['formality_oracle']:.3f}")
     for row in rows:
         for title, other in rivals(row, rows):
-            row[title] = test.compare(scored[row["name"]], scored[other])
+            row[title] = compare_scored(scored[row["name"]], scored[other])
     references = _references(test)
     metrics = {
         **run["metrics"],
         "rows": rows,
+        "tuned": tuned_lines(rows, scored),
         "references": references,
         "classifiers": read_json(prepared / "prepared.json")["classifiers"],
         "examples": examples(test, texts, rows),
@@ -110,32 +59,29 @@ def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) 
     return found
 
 
-def row_name(row: dict[str, Any]) -> str:
-    """The name that run_formality.py gives a line's texts."""
-    strength = "" if row["strength"] == 1 else f"-strength{row['strength']:g}"
-    doubt = f"-doubt{row['doubt']:g}" if row["doubt"] else ""
-    return f"{row['system']}-{row['decoding']}{strength}{doubt}"
-
-
 def rivals(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """What a line is compared with: the base, and FUDGE at the same strength, under the same search.
 
     Sampled lines are compared with the greedy ones.
     """
     names = {each["name"] for each in rows}
-    decoding = row["decoding"] if row["decoding"] != "sample" else "greedy"
-    strength = "" if row["strength"] == 1 else f"-strength{row['strength']:g}"
+    line = _line(row)
+    searched = replace(line, decoding=GREEDY if line.decoding == SAMPLE else line.decoding, doubt=0.0)
+    base, fudge = replace(searched, system=BASE, strength=1.0).name, replace(searched, system=FUDGE).name
     found = []
-    if row["system"] != "base" and f"base-{decoding}" in names:
-        found.append(("against_base", f"base-{decoding}"))
-    fudge = f"fudge-{decoding}{strength}"
-    if row["system"] not in ("base", "fudge") and fudge in names:
+    if line.system != BASE and base in names:
+        found.append(("against_base", base))
+    if line.system not in (BASE, FUDGE) and fudge in names:
         found.append(("against_fudge", fudge))
     return found
 
 
+def _line(row: dict[str, Any]) -> Row:
+    return Row(**{each.name: row[each.name] for each in fields(Row)})
+
+
 def _measures(test: FisherTest, scored: Scored) -> dict[str, Any]:
-    measured = {name: metric.measure(test.groups(name)) for name, metric in scored.metrics.items()}
+    measured = {name: metric.measure(scored.groups[name]) for name, metric in scored.metrics.items()}
     satisfied = share("satisfied", scored.metrics["satisfied"].rows[:, 0] > 0.5, test.sources)
     measured["satisfied"] = satisfied
     return {
@@ -164,8 +110,7 @@ def examples(
     test: FisherTest, texts: dict[str, dict[str, str]], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Utterances at even distances, none selected, with the greedy texts at strength 1."""
-    plain = [row for row in rows if row["decoding"] == "greedy" and row["strength"] == 1 and not row["doubt"]]
-    names = [row["name"] for row in plain]
+    names = [row["name"] for row in rows if _line(row).name == f"{row['system']}-{GREEDY}"]
     places = np.linspace(0, len(test.records) - 1, min(_EXAMPLES, len(test.records))).astype(int)
     return [
         {
@@ -175,10 +120,6 @@ def examples(
         }
         for place in places.tolist()
     ]
-
-
-def _difference(found: Comparison) -> dict[str, Any]:
-    return {"difference": found.difference, "low": found.low, "high": found.high, "p_value": found.p_value}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,7 @@
-"""What is varied around a study, read from a TOML file: unknown names are errors, not silence."""
+"""The table: what its lines are, and what is varied around a study, read from a TOML file.
+
+Unknown names are errors, not silence.
+"""
 
 import tomllib
 from dataclasses import asdict, dataclass, field, fields
@@ -7,7 +10,28 @@ from typing import Any, TypeVar
 
 from nado.errors import InputError
 
+BASE, BEST_OF, FUDGE, VERIFIED = "base", "best_of", "fudge", "verified"  # systems; the others are guides
+GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
+
 SectionT = TypeVar("SectionT")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: which system writes, and how."""
+
+    system: str
+    title: str
+    decoding: str
+    strength: float = 1.0
+    doubt: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        strength = "" if self.strength == 1 else f"-strength{self.strength:g}"
+        doubt = f"-doubt{self.doubt:g}" if self.doubt else ""
+        return f"{self.system}-{self.decoding}{strength}{doubt}"
 
 
 @dataclass(frozen=True)
@@ -15,7 +39,7 @@ class SearchSettings:
     """How the lines of the table are decoded."""
 
     beams: int = 5
-    batch: int = 1024
+    batch: int = 1024  # sources side by side
 
 
 @dataclass(frozen=True)
@@ -56,7 +80,8 @@ class GuideVariant:
     log_consistency_weight: float | None = None  # likewise
     strengths: tuple[float, ...] = (1.0,)
     doubts: tuple[float, ...] = (0.0,)  # each with every strength
-    beam_strengths: tuple[float, ...] = ()  # with beams, which know no doubt
+    beam_strengths: tuple[float, ...] = ()  # the same with beams
+    beam_doubts: tuple[float, ...] = (0.0,)
     seconds: float = 60.0  # of training at most; less where a deadline is near
 
 

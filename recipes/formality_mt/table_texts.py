@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from table_settings import BestOfSettings, SearchSettings, VerifiedSettings
+from table_settings import BEAM, BestOfSettings, Row, SearchSettings, VerifiedSettings
 
 from nado.exact_sampling import verified
 from nado.guidance import Guidance
@@ -15,26 +15,6 @@ from nado.guided_language_model import GuidedLanguageModel
 from nado.prompts import Prompt
 from nado.study.sections import GenerateConfig
 from nado.study.systems import System, Written, write_texts
-
-GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: which system writes, and how."""
-
-    system: str
-    title: str
-    decoding: str
-    strength: float = 1.0
-    doubt: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """A name for files."""
-        strength = "" if self.strength == 1 else f"-strength{self.strength:g}"
-        doubt = f"-doubt{self.doubt:g}" if self.doubt else ""
-        return f"{self.system}-{self.decoding}{strength}{doubt}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +46,7 @@ def search_texts(
         search="beam" if beam else "greedy",
         count=1,
         beams=settings.beams if beam else 1,
-        batch_size=max(1, settings.batch // 4) if beam else settings.batch,
+        batch_size=settings.batch,
     )
     began = time.perf_counter()
     texts = write_texts(system, by_length(prompts), config, fallback)
