@@ -22,6 +22,7 @@ class KeyDraw:
 
     lists: int = 12_000  # key lists that p writes texts for
     own_lists: bool = False  # also of keys in p's own texts (hindsight): it knows the training texts by heart
+    shorter: float = 0.0  # share of the lists that are cut: p satisfies short ones, and a rest looks like one
     samples: int = 8  # of each
     references: int = 48_000  # texts with their own keys, for a warm-up
     hindsight: int = 100_000  # texts of a p that sees no keys, each with some of the keys in it

@@ -71,6 +71,14 @@ def draw_count(keys: int, fewer: float, chooser: random.Random) -> int:
     return chooser.randint(2, keys - 1) if keys > 2 and chooser.random() < fewer else keys
 
 
+def shorten_keys(keys: tuple[str, ...], share: float, chooser: random.Random) -> tuple[str, ...]:
+    """The same keys, or with the chance `share` any smaller number of them, still in order."""
+    if len(keys) < 2 or chooser.random() >= share:
+        return keys
+    kept = chooser.sample(range(len(keys)), chooser.randint(1, len(keys) - 1))
+    return tuple(keys[at] for at in sorted(kept))
+
+
 def read_keyed(path: Path) -> list[dict[str, Any]]:
     """The records of a prepared `.jsonl.gz` file."""
     if not path.is_file():

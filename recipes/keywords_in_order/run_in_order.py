@@ -13,6 +13,7 @@ text after each guide, and the adapter.
 import argparse
 import gzip
 import json
+import random
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -31,7 +32,15 @@ from key_guides import Learning
 from key_samples import Making, read_folder, some_of
 from key_settings import HINDSIGHT, REFERENCES, GuideStage, P, Q, read_key_settings
 from key_table import KeyLine, describe_line, score_keyed
-from ordered_keys import DA, SEQ2SEQ, KeyedText, keys_in_texts, ordered_oracle, read_keyed
+from ordered_keys import (
+    DA,
+    SEQ2SEQ,
+    KeyedText,
+    keys_in_texts,
+    ordered_oracle,
+    read_keyed,
+    shorten_keys,
+)
 from prepare_keys import ABOUT, TEST, TRAIN
 from progress_log import Clock, Stages
 from run_commongen import pack
@@ -144,15 +153,16 @@ class InOrder:
 
     def prompts(self, base: str, count: int, seed: int) -> list[Prompt]:
         """Prompts of training lists, and of lists that p's own texts have where these are asked for."""
-        sees = base == SEQ2SEQ
-        several = dict.fromkeys(replace(each, sees=sees).prompt for each in self.training)
+        several = dict.fromkeys(each.keys for each in self.training)
         if self.settings.draw.own_lists:
             conditions = self.samples(self.look_back()).strings("condition")
-            several |= dict.fromkeys(
-                KeyedText(0, tuple(each.split(", ")), "", sees).prompt for each in conditions
-            )
-        pool = list(several)
-        return [pool[at] for at in some_of(count, len(pool), seed)]
+            several |= dict.fromkeys(tuple(each.split(", ")) for each in conditions)
+        pool, chooser = list(several), random.Random(seed)
+        chosen = [
+            shorten_keys(pool[at], self.settings.draw.shorter, chooser)
+            for at in some_of(count, len(pool), seed)
+        ]
+        return [KeyedText(0, keys, "", sees=base == SEQ2SEQ).prompt for keys in dict.fromkeys(chosen)]
 
     def sample_p(self, base: str) -> str:
         """Texts of p for training lists; returns the stage's name."""
