@@ -196,16 +196,18 @@ def test_several_texts_of_a_prompt_come_best_first(penalty: float) -> None:
     ]
 
 
+@pytest.mark.parametrize("strength", [1.0, 2.0])
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_with_doubt_a_text_that_does_not_satisfy_has_its_price(penalty: float) -> None:
-    """The oracle's no counts as d: with a small one nothing changes, with 1 the guide has no say."""
+def test_with_doubt_a_text_that_does_not_satisfy_has_its_price(penalty: float, strength: float) -> None:
+    """The oracle's no counts as d^strength: with a small d nothing changes, with 1 the guide has no say."""
     picked = []
     for seed in range(6):
         model = table(seed)
         sure = exact_log_r(model, LETTERS, *PAIR).clamp(min=math.log(1e-12))  # nothing is known to be lost
         outcomes, satisfied = model.outcomes("x"), satisfied_outcomes(model, LETTERS, *PAIR)
         for doubt in (1e-6, 0.2, 1.0):
-            (row,) = search_beams(guided(model, sure, doubt=doubt), [PAIR], EVERY, penalty, patient=True).best
+            q = guided(model, sure, doubt=doubt ** (1 / strength), strength=strength)
+            (row,) = search_beams(q, [PAIR], EVERY, penalty, patient=True).best
             price = torch.where(satisfied, 0.0, math.log(doubt))
             scores = (outcomes.log_p + price) / outcomes.lengths**penalty
             best = int(torch.where(outcomes.ended, scores, -math.inf).argmax())

@@ -25,7 +25,7 @@ from nado.report import Report, System, read_report
 from nado.report.comparisons import describe_settings, report_from_comparison
 from nado.report.tables import headline_table
 from nado.study import read_study, run_study
-from nado.study.comparison import Guided, compare_study, method_keys
+from nado.study.comparison import Guided, GuidedBeams, compare_study, method_keys
 from nado.study.pairing import adjust, compare_fluency, compare_satisfied, first_texts, measure_diversity
 from nado.study.sections import CompareConfig, GenerateConfig
 from nado.study.systems import Written, read_texts
@@ -431,6 +431,7 @@ def test_what_q_is_tuned_over_does_not_hang_on_the_study() -> None:
     assert Guided("q", no_guide, GenerateConfig(doubt=0.1, strength=2.0)).grid(given) == [
         {"strength": 2.0, "doubt": 0.1}
     ]
+    assert GuidedBeams(no_guide, GenerateConfig(doubt=0.1)).guidance.doubt == 0.1
 
 
 def test_every_method_can_be_named() -> None:

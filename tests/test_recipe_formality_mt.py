@@ -26,7 +26,7 @@ from nado.study import read_study
 RECIPE = Path(__file__).parents[1] / "recipes" / "formality_mt"
 sys.path.insert(0, str(RECIPE))
 
-import fisher_test  # noqa: E402
+import fisher_scores  # noqa: E402
 import formality_page  # noqa: E402
 import guide_variants  # noqa: E402
 import learning  # noqa: E402
@@ -68,7 +68,7 @@ budget = 4
 title = "NADO, T = 1"
 doubts = [0.0, 0.1]
 beam_strengths = [1.0]
-beam_doubts = [0.0, 0.1]
+beam_doubts = [0.0, 1.0]
 [guides.warm]
 title = "NADO, T = 2"
 temperature = 2.0
@@ -472,7 +472,7 @@ def test_guides_raise_formality_and_everything_is_in_the_table(finished: Path) -
         "t1-greedy",
         "t1-greedy-doubt0.1",
         "t1-beam",
-        "t1-beam-doubt0.1",
+        "t1-beam-doubt1",
         "verified-sample",
         "warm-greedy",
     ]
@@ -484,7 +484,12 @@ def test_guides_raise_formality_and_everything_is_in_the_table(finished: Path) -
     assert against["low"] > 0
     assert against["difference"] == pytest.approx(guided["formality_judge"] - base["formality_judge"])
     assert guided["bleu_fluent"] > base["bleu_fluent"]
-    assert base["satisfied"] <= rows["t1-greedy-doubt0.1"]["satisfied"] <= guided["satisfied"]
+    doubted = rows["t1-greedy-doubt0.1"]
+    assert base["satisfied"] <= doubted["satisfied"] < guided["satisfied"]
+    assert doubted["against_base"]["satisfied"]["difference"] == doubted["satisfied"] - base["satisfied"]
+    assert "against_fudge" in doubted
+    assert rows["t1-beam"]["against_base"]["same_texts"] < 1
+    assert rows["t1-beam-doubt1"]["against_base"]["same_texts"] == 1  # wholly doubted the guide has no say
     assert rows["verified-sample"]["satisfied"] >= rows["verified-sample"]["verified"] > 0.9
     assert "against_fudge" in guided
     assert (finished / "out" / "guide-t1.tar.00").stat().st_size > 10_000
@@ -588,55 +593,87 @@ def test_results_fill_the_readme_and_go_on_record(
         formality_page.fill(tmp_path / "formality_mt.json", "text")
 
 
-def scored_line(bleu: dict[str, float], formality: dict[str, float]) -> fisher_test.Scored:
-    """Metrics of some sources, which stand for their own texts."""
-    sources = list(bleu)
+def test_where_time_is_short_the_last_guides_are_left_out() -> None:
+    run = object.__new__(run_formality.Run)
+    run.table, run.left_out = read_table(RECIPE / "table.toml"), {}
+    done: set[str] = set()
+    run.stages = SimpleNamespace(is_done=lambda name: name in done)  # type: ignore[assignment]
+
+    def fit(left: float) -> list[str]:
+        run.clock = SimpleNamespace(left=left, say=lambda text: None)  # type: ignore[assignment]
+        return run.fitting(names)
+
+    names = list(run.table.guides)
+    assert fit(float("inf")) == names
+    assert run.left_out == {}
+    kept = fit(run.reserve(names[:3]) + 3 * 60)
+    assert names[:3] == kept[:3] != names[:1]
+    assert set(run.left_out) == set(names) - set(kept)
+    assert fit(20.0) == []
+    assert set(run.left_out) == set(names)
+    done.add(f"guide-{names[0]}")  # what is trained already is decoded
+    assert fit(20.0) == names
+
+
+def test_a_guide_without_lines_is_said_to_be_left_out() -> None:
     metrics = {
-        name: mean(name, [values[source] for source in sources])
-        for name, values in (("bleu_fluent", bleu), ("formality_oracle", formality))
+        "rows": [{"system": "base"}, {"system": "one"}],
+        "table": {"guides": {"one": {}, "two": {}, "three": {}}},
+        "left_out": {"three": "no time", "fudge-greedy": "no samples"},
     }
-    return fisher_test.Scored(sources, metrics, dict.fromkeys(metrics, sources))
+    assert score_formality.left_out(metrics) == {
+        "two": "no line of it is there",
+        "three": "no time",
+        "fudge-greedy": "no samples",
+    }
+
+
+TUNED_SOURCES = [f"source {number}" for number in range(60)] + ["source 0", "source 1"]
+
+
+def chooses(source: str) -> bool:
+    return bool(tuned_lines._inside([source], chooses=True)[0])
+
+
+def scored_line(bleu: float, formality: float, elsewhere: float) -> fisher_scores.Scored:
+    """Values on the sources that choose; on the others everything is `elsewhere`. BLEU is of some of them."""
+    groups = {"bleu_fluent": TUNED_SOURCES[5:], "formality_oracle": TUNED_SOURCES}
+    values = {"bleu_fluent": bleu, "formality_oracle": formality}
+    metrics = {
+        name: mean(name, [values[name] if chooses(source) else elsewhere for source in sources])
+        for name, sources in groups.items()
+    }
+    return fisher_scores.Scored(TUNED_SOURCES, metrics, groups)
 
 
 def test_a_setting_is_chosen_on_some_sources_and_reported_on_the_others() -> None:
-    sources = [f"source {number}" for number in range(60)]
-
-    def line(bleu: float, formality: float, elsewhere: float) -> fisher_test.Scored:
-        """Values on the sources that choose; on the others everything is `elsewhere`."""
-        own = [tuned_lines._inside([source], chooses=True)[0] for source in sources]
-        return scored_line(
-            *(
-                {source: value if one else elsewhere for source, one in zip(sources, own, strict=True)}
-                for value in (bleu, formality)
-            )
-        )
-
-    scored = {
-        "base-greedy": line(10.0, 0.2, 0.0),
-        "fudge-greedy": line(9.9, 0.3, 1.0),
-        "one-greedy": line(9.8, 0.4, 2.0),
-        "one-greedy-strength2": line(9.71, 0.5, 3.0),
-        "one-greedy-strength3": line(9.69, 0.9, 4.0),
-        "poor-greedy": line(5.0, 0.9, 5.0),
-        "poor-greedy-strength2": line(4.0, 0.95, 6.0),
+    lines = {
+        Row("base", "base", "greedy"): scored_line(10.0, 0.2, 0.0),
+        Row("fudge", "FUDGE", "greedy"): scored_line(9.9, 0.3, 1.0),
+        Row("one", "one", "greedy"): scored_line(9.8, 0.4, 2.0),
+        Row("one", "one", "greedy", 2.0, 0.1): scored_line(9.71, 0.5, 3.0),
+        Row("one", "one", "greedy", 3.0): scored_line(9.69, 0.9, 4.0),
+        Row("poor", "poor", "greedy"): scored_line(5.0, 0.9, 5.0),
+        Row("poor", "poor", "greedy", 2.0): scored_line(4.0, 0.95, 6.0),
     }
-    rows = []
-    for name in scored:
-        system, _, strength = name.partition("-greedy")
-        number = float(strength.removeprefix("-strength") or 1)
-        line_of = Row(system, system, "greedy", number)
-        assert line_of.name == name
-        rows.append({**asdict(line_of), "name": name})
-    found = {each["system"]: each for each in tuned_lines.tuned_lines(rows, scored)}
-    assert {name: (each["strength"], each["tried"]) for name, each in found.items()} == {
-        "fudge": (1.0, 1),
-        "one": (2.0, 3),  # the third is more formal, but too far from the base
-        "poor": (1.0, 2),  # none is near it: the best BLEU
+    scored = {row.name: line for row, line in lines.items()}
+    tuned = tuned_lines.tune([{**asdict(row), "name": row.name} for row in lines], scored)
+    found = {each["system"]: each for each in tuned["lines"]}
+    assert {name: (each["strength"], each["doubt"], each["tried"]) for name, each in found.items()} == {
+        "fudge": (1.0, 0.0, 1),
+        "one": (2.0, 0.1, 3),  # the third is more formal, but too far from the base
+        "poor": (1.0, 0.0, 2),  # none is near it: the best BLEU
     }
     assert found["one"]["against_base"]["bleu_fluent"]["difference"] == pytest.approx(3.0)
     assert found["one"]["against_fudge"]["formality_oracle"]["difference"] == pytest.approx(2.0)
     assert "against_fudge" not in found["fudge"]
-    assert 0 < found["one"]["utterances"] < len(sources)
+    reporting = [source for source in TUNED_SOURCES if not chooses(source)]
+    assert found["one"]["utterances"] == len(reporting)
+    assert 0 < len(reporting) < len(TUNED_SOURCES)
+    part = tuned_lines.part_of(scored["one-greedy"], chooses=False)
+    assert part.texts == part.groups["formality_oracle"] == reporting
+    assert part.groups["bleu_fluent"] == [source for source in TUNED_SOURCES[5:] if not chooses(source)]
+    assert len(part.metrics["bleu_fluent"].rows) == len(part.groups["bleu_fluent"])
 
 
 def test_unknown_names_in_the_table_are_errors(tmp_path: Path) -> None:

@@ -39,16 +39,16 @@ SETTINGS = """
 [base]
 length_limit = 12
 [adapter]
-epochs = 6.0
+epochs = 8.0
 rank = 4
 rows = 6
 width = 64
 learning_rate = 1e-2
 [draw]
-lists = 40
+lists = 60
 own_lists = true
 shorter = 0.3
-samples = 12
+samples = 16
 references = 80
 hindsight = 200
 guided = 60
@@ -67,7 +67,7 @@ title = "NADO"
 base = "seq2seq"
 learn = ["p"]
 learning_rate = 3e-3
-steps = 60
+steps = 300
 [[guides]]
 name = "rounds"
 title = "a round"
@@ -203,7 +203,9 @@ def test_the_domain_adapted_base_never_sees_a_key(finished: Path) -> None:
 
 
 def test_p_writes_also_for_keys_of_its_own_texts(finished: Path) -> None:
-    asked = set(read_samples(finished / "work" / "samples-seq2seq" / "chunk-000").strings("condition"))
+    drawn = sorted((finished / "work" / "samples-seq2seq").glob("chunk-*"))
+    asked = {condition for each in drawn for condition in read_samples(each).strings("condition")}
+    assert len(asked) == 60  # as many as the settings ask for, cut ones among them
     learned = {
         ", ".join(keys)
         for record in read_keyed(finished / "prepared" / "train.jsonl.gz")
@@ -228,10 +230,10 @@ def is_within(keys: list[str], whole: list[str]) -> bool:
 
 
 def test_guides_cover_more_than_their_bases(finished: Path) -> None:
-    """A warm-up alone lifts a base that knows no keys; the seq2seq guide is not worse than its base."""
+    """A warm-up alone lifts a base that knows no keys; NADO lifts one that reads them."""
     assert line(finished, "warm")["coverage"] > line(finished, "da")["coverage"] + 10
     assert line(finished, "warm")["against_base"]["missed_removed"]["value"] > 10
-    assert line(finished, "nado")["coverage"] >= line(finished, "seq2seq")["coverage"]
+    assert line(finished, "nado")["coverage"] > line(finished, "seq2seq")["coverage"] + 5
 
 
 def test_a_round_begins_with_the_guide_before_it(finished: Path) -> None:
@@ -336,10 +338,10 @@ def test_keys_stand_in_their_text_in_order() -> None:
     assert set(counts) == {2, 3, 4, 5, 6, 7}
     assert 0.4 < np.mean(np.array(counts) == 7) < 0.6
     cut = [shorten_keys(tuple("abcd"), 0.5, chooser) for _ in range(400)]
-    assert {len(each) for each in cut} == {1, 2, 3, 4}
+    assert {len(each) for each in cut} == {2, 3, 4}
     assert 0.4 < np.mean([each == tuple("abcd") for each in cut]) < 0.6
     assert all(list(each) == sorted(each) for each in cut)
-    assert shorten_keys(("a",), 1.0, chooser) == ("a",)
+    assert shorten_keys(("a", "b"), 1.0, chooser) == ("a", "b")
 
 
 def test_reviews_are_written_as_the_test_references_are() -> None:

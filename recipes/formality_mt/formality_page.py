@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuned_lines import TOLERANCE
+from table_settings import BASE, BEST_OF
 
 from nado.errors import InputError
 
@@ -68,8 +68,7 @@ def _line(row: dict[str, Any]) -> list[str]:
     return [
         row["title"],
         row["decoding"],
-        "–" if row["system"] in ("base", "best_of") else f"{row['strength']:g}",
-        f"{row['doubt']:g}" if row["doubt"] else "–",
+        *_setting(row),
         number("bleu_fluent", 2),
         _gain(against.get("bleu_fluent"), 2),
         number("chrf_fluent", 2),
@@ -89,12 +88,8 @@ def against_fudge(rows: Sequence[dict[str, Any]]) -> str:
         [
             row["title"],
             row["decoding"],
-            f"{row['strength']:g}",
-            f"{row['doubt']:g}" if row["doubt"] else "–",
-            *(
-                _gain(row["against_fudge"][name], digits)
-                for name, digits in (("bleu_fluent", 2), ("formality_oracle", 3), ("formality_judge", 3))
-            ),
+            *_setting(row),
+            *_gains(row["against_fudge"]),
         ]
         for row in rows
         if "against_fudge" in row
@@ -103,28 +98,27 @@ def against_fudge(rows: Sequence[dict[str, Any]]) -> str:
     return _table(heads, lines) if lines else ""
 
 
-def tuned_section(found: Sequence[dict[str, Any]]) -> str:
+def tuned_section(found: dict[str, Any]) -> str:
     """What each method comes to with settings that were chosen elsewhere."""
-    names = (("bleu_fluent", 2), ("formality_oracle", 3), ("formality_judge", 3))
     lines = [
         [
             each["title"],
             each["decoding"],
-            f"{each['strength']:g}",
-            f"{each['doubt']:g}" if each["doubt"] else "–",
+            *_setting(each),
             f"{each['tried']}",
-            *(_gain(each["against_base"][name], digits) for name, digits in names),
-            *(_gain(each.get("against_fudge", {}).get(name), digits) for name, digits in names),
+            *_gains(each["against_base"]),
+            *_gains(each.get("against_fudge", {})),
         ]
-        for each in found
+        for each in found["lines"]
     ]
     if not lines:
         return ""
+    share, rest = f"{100 * found['choosing_share']:.0f} %", f"{found['lines'][0]['utterances']:,}"
     title = (
-        "Each method with the setting that is the most formal to the oracle on a third of the different "
-        f"sources, among those whose BLEU there is at most {TOLERANCE:g} below the base's (where there is "
-        f"none, the one of the best BLEU); measured on the other {found[0]['utterances']:,} utterances, "
-        "against the base and against FUDGE's own choice."
+        f"Each method with the setting that is the most formal to the oracle on {share} of the different "
+        f"sources, among those whose BLEU there is at most {found['tolerance']:g} below the base's (where "
+        f"there is none, the one of the best BLEU); measured on the other {rest} utterances, against the "
+        "base and against FUDGE's own choice."
     )
     heads = ["system", "search", "strength", "doubt", "of settings", "BLEU", "formality, oracle"]
     heads += ["formality, judge", "BLEU, to FUDGE", "oracle, to FUDGE", "judge, to FUDGE"]
@@ -145,7 +139,7 @@ def guides_table(metrics: dict[str, Any]) -> str:
                     f"{facts['steps']:,}",
                     f"{facts['train_seconds']:.0f} s",
                     f"{facts['tokens_per_s'] / 1e3:.0f}k",
-                    f"{facts['ess']:.2f}",
+                    f"{100 * facts['ess']:.2g} %",
                     _number(best.get("held_out_success"), 4),
                     _number(best.get("held_out_calibration_error"), 4),
                 ]
@@ -156,7 +150,7 @@ def guides_table(metrics: dict[str, Any]) -> str:
         "steps",
         "time",
         "tokens/s",
-        "effective share",
+        "effective in training",
         "held-out CE",
         "held-out ECE",
     ]
@@ -173,12 +167,13 @@ def samples_table(metrics: dict[str, Any]) -> str:
             f"{100 * facts['finished']:.2f} %",
             f"{100 * facts['satisfied_as_drawn']:.1f} %",
             f"{100 * facts['satisfied_under_p']:.1f} %",
-            f"{facts['effective_share']:.2f}",
+            f"{100 * facts['effective_share']:.2g} %",
         ]
         for name, facts in metrics["stages"].items()
         if name.startswith("samples-")
     ]
-    heads = ["drawn at T", "texts", "tokens", "ended", "satisfied", "weighted back to p", "effective share"]
+    heads = ["drawn at T", "texts", "tokens", "ended", "satisfied", "weighted back to p"]
+    heads += ["effective, whole texts"]
     return _table(heads, lines)
 
 
@@ -228,6 +223,20 @@ def _references(found: dict[str, Any]) -> str:
         for kind, facts in found.items()
     )
     return f"People's own translations: {words}."
+
+
+def _setting(row: dict[str, Any]) -> list[str]:
+    """Strength and doubt, where the system has them."""
+    return [
+        "–" if row["system"] in (BASE, BEST_OF) else f"{row['strength']:g}",
+        f"{row['doubt']:g}" if row["doubt"] else "–",
+    ]
+
+
+def _gains(found: dict[str, Any]) -> list[str]:
+    """BLEU and both formality scores, against another line."""
+    names = (("bleu_fluent", 2), ("formality_oracle", 3), ("formality_judge", 3))
+    return [_gain(found.get(name), digits) for name, digits in names]
 
 
 def _gain(found: dict[str, Any] | None, digits: int) -> str:

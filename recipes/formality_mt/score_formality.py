@@ -14,11 +14,11 @@ from typing import Any
 
 import neighbours  # noqa: F401  (finds what puts results on record)
 import numpy as np
-from fisher_test import FisherTest, Scored, compare_scored
+from fisher_scores import FisherTest, Scored, compare_scored
 from formality_page import fill, results
 from raw_files import read_records
 from table_settings import BASE, FUDGE, GREEDY, SAMPLE, Row
-from tuned_lines import tuned_lines
+from tuned_lines import tune
 
 from nado.errors import NadoError
 from nado.metrics import share
@@ -49,7 +49,8 @@ def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) 
     metrics = {
         **run["metrics"],
         "rows": rows,
-        "tuned": tuned_lines(rows, scored),
+        "tuned": tune(rows, scored),
+        "left_out": left_out(run["metrics"]),
         "references": references,
         "classifiers": read_json(prepared / "prepared.json")["classifiers"],
         "examples": examples(test, texts, rows),
@@ -57,6 +58,13 @@ def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) 
     found = {**run, "metrics": metrics, "runs": [{**run["runs"][0], "metrics": list(metrics)}]}
     write_json(output / NAME, found)
     return found
+
+
+def left_out(metrics: dict[str, Any]) -> dict[str, str]:
+    """What the table asks for and the run has not, guides of a run that was stopped among it."""
+    there = {row["system"] for row in metrics["rows"]}
+    missing = {name: "no line of it is there" for name in metrics["table"]["guides"] if name not in there}
+    return {**missing, **metrics["left_out"]}
 
 
 def rivals(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -159,9 +167,12 @@ def _without_examples(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_base(found: dict[str, Any]) -> dict[str, Any]:
-    """The base's training as one metric beside the table's."""
+    """The base's training as one metric beside the table's, without the texts that it quotes."""
     runs = [{**found["runs"][0], "metrics": ["translator"]}]
-    return {**found, "metrics": {"translator": found["metrics"]}, "runs": runs}
+    scores = found["metrics"]["base_scores"]
+    numbers = {name: value for name, value in scores.items() if not name.endswith("_first")}
+    metrics = {**found["metrics"], "base_scores": numbers}
+    return {**found, "metrics": {"translator": metrics}, "runs": runs}
 
 
 if __name__ == "__main__":

@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from fisher_test import Scored, compare_scored
+from fisher_scores import Scored, compare_scored
 from numpy.typing import NDArray
 from table_settings import BASE, FUDGE, SAMPLE
 
 _CHOOSING = 3  # one different source of so many is for choosing
-TOLERANCE = 0.3  # of BLEU: a difference that so many utterances do not resolve
+_TOLERANCE = 0.3  # of BLEU: a difference that so many utterances do not resolve
 _BLEU, _FORMALITY = "bleu_fluent", "formality_oracle"  # the judge has no say in it
 
 
-def tuned_lines(rows: Sequence[dict[str, Any]], scored: dict[str, Scored]) -> list[dict[str, Any]]:
+def tune(rows: Sequence[dict[str, Any]], scored: dict[str, Scored]) -> dict[str, Any]:
     """For each guide and search the setting that is chosen, against the base and against FUDGE's."""
     families: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -33,7 +33,7 @@ def tuned_lines(rows: Sequence[dict[str, Any]], scored: dict[str, Scored]) -> li
         if system != FUDGE and rival is not None:
             line["against_fudge"] = compare_scored(own, part_of(scored[rival["name"]], chooses=False))
         found.append(line)
-    return found
+    return {"tolerance": _TOLERANCE, "choosing_share": 1 / _CHOOSING, "lines": found}
 
 
 def choose(rows: Sequence[dict[str, Any]], scored: dict[str, Scored]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def choose(rows: Sequence[dict[str, Any]], scored: dict[str, Scored]) -> dict[st
     def value(row: dict[str, Any], name: str) -> float:
         return _value(parts[row["name"]], name)
 
-    able = [row for row in rows if value(row, _BLEU) >= _value(base, _BLEU) - TOLERANCE]
+    able = [row for row in rows if value(row, _BLEU) >= _value(base, _BLEU) - _TOLERANCE]
     if able:
         return max(able, key=lambda row: value(row, _FORMALITY))
     return max(rows, key=lambda row: value(row, _BLEU))

@@ -22,7 +22,7 @@ class KeyDraw:
 
     lists: int = 12_000  # key lists that p writes texts for
     own_lists: bool = False  # also of keys in p's own texts (hindsight): it knows the training texts by heart
-    shorter: float = 0.0  # share of the lists that are cut: p satisfies short ones, and a rest looks like one
+    shorter: float = 0.0  # share of the seq2seq base's lists that lose some of their keys
     samples: int = 8  # of each
     references: int = 48_000  # texts with their own keys, for a warm-up
     hindsight: int = 100_000  # texts of a p that sees no keys, each with some of the keys in it
@@ -127,6 +127,10 @@ def read_key_settings(path: Path) -> KeySettings:
 
 def _require_sense(settings: KeySettings) -> None:
     """Find what could only fail after minutes."""
+    if not 0 <= settings.draw.shorter <= 1:
+        raise InputError(
+            "shorter between 0 and 1", f"{settings.draw.shorter:g}", "It is a share of the lists."
+        )
     before: dict[str, str] = {}
     for each in settings.guides:
         if each.base not in (SEQ2SEQ, DA):

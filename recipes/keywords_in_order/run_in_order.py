@@ -118,11 +118,12 @@ class InOrder:
     # --- p ----------------------------------------------------------------------------------------------
 
     def adapt(self) -> None:
-        """One adapter for both bases: every text is learned after keys of its own, and by itself."""
+        """One adapter for both bases: every text is learned after each of its lists, and once by itself."""
 
         def tune(folder: Path) -> dict[str, Any]:
             dev: Any = [replace(each, sees=sees) for sees in (True, False) for each in self.tested]
-            train: Any = [replace(each, sees=sees) for sees in (True, False) for each in self.training]
+            alone = {each.text: replace(each, sees=False) for each in self.training}
+            train: Any = [*self.training, *alone.values()]
             settings, limit = self.settings.adapter, self.settings.base.length_limit
             if settings.epochs < 1:  # what is not learned need not be tokenised
                 train = [train[at] for at in some_of(round(settings.epochs * len(train)), len(train), 0)]
@@ -158,11 +159,13 @@ class InOrder:
             conditions = self.samples(self.look_back()).strings("condition")
             several |= dict.fromkeys(tuple(each.split(", ")) for each in conditions)
         pool, chooser = list(several), random.Random(seed)
-        chosen = [
-            shorten_keys(pool[at], self.settings.draw.shorter, chooser)
-            for at in some_of(count, len(pool), seed)
-        ]
-        return [KeyedText(0, keys, "", sees=base == SEQ2SEQ).prompt for keys in dict.fromkeys(chosen)]
+        shorter = self.settings.draw.shorter if base == SEQ2SEQ else 0.0
+        chosen: dict[tuple[str, ...], None] = {}
+        for at in some_of(len(pool), len(pool), seed):
+            if len(chosen) == count:
+                break
+            chosen.setdefault(shorten_keys(pool[at], shorter, chooser))
+        return [KeyedText(0, keys, "", sees=base == SEQ2SEQ).prompt for keys in chosen]
 
     def sample_p(self, base: str) -> str:
         """Texts of p for training lists; returns the stage's name."""

@@ -5,9 +5,9 @@ And it searches q for what it is: the likeliest texts of p among those that sati
 model is ranked by p(prefix) · R(prefix), the mass of satisfied texts that begin with it, and a text that
 ended by p and by what the guide, or the oracle, says of its end. Products of q's next-token probabilities
 would come to the same where R is exact; where it is learned, every step divides by an S that is not quite the
-R before it, and those errors add up along a text (what that costs: benchmarks/LOG.md). With a doubt d the
-search is for the likeliest texts, of which one that does not satisfy counts d times its p: it is found where
-satisfying would cost more than that.
+R before it, and those errors add up along a text (what that costs: benchmarks/LOG.md). With a doubt d
+and the exact end off the search is for the likeliest texts, of which one that does not satisfy counts d to
+the strength times its p: it is found where satisfying would cost more than that.
 """
 
 import bisect

@@ -101,7 +101,7 @@ class GuidedBeams(Guided):
     one_text = True
 
     def __init__(self, load: Callable[[], Guide], config: GenerateConfig) -> None:
-        super().__init__(SEARCHED, load, replace(config, target_rate=1.0, doubt=0.0))
+        super().__init__(SEARCHED, load, replace(config, target_rate=1.0))
 
     def obstacle(self, given: Provisions) -> str | None:
         """That of the base's own beams."""
@@ -110,8 +110,9 @@ class GuidedBeams(Guided):
     def grid(self, given: Provisions) -> list[dict[str, Any]]:
         """What the base's own beams are tuned over."""
         own: dict[str, Any] = {"exact_end": METHODS["base-exact-end"].obstacle(given) is None}
-        if self.guidance.strength != 1:
-            own["strength"] = self.guidance.strength
+        for name, usual in (("strength", 1.0), ("doubt", 0.0)):
+            if getattr(self.guidance, name) != usual:
+                own[name] = getattr(self.guidance, name)
         return [{**each, **own} for each in METHODS["beam"].grid(given)]
 
     def prepare(self, given: Provisions, settings: Settings) -> System:
