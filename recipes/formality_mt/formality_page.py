@@ -139,7 +139,7 @@ def guides_table(metrics: dict[str, Any]) -> str:
                     f"{facts['steps']:,}",
                     f"{facts['train_seconds']:.0f} s",
                     f"{facts['tokens_per_s'] / 1e3:.0f}k",
-                    f"{100 * facts['ess']:.2g} %",
+                    f"{100 * facts['ess']:.3g} %",
                     _number(best.get("held_out_success"), 4),
                     _number(best.get("held_out_calibration_error"), 4),
                 ]
@@ -167,7 +167,7 @@ def samples_table(metrics: dict[str, Any]) -> str:
             f"{100 * facts['finished']:.2f} %",
             f"{100 * facts['satisfied_as_drawn']:.1f} %",
             f"{100 * facts['satisfied_under_p']:.1f} %",
-            f"{100 * facts['effective_share']:.2g} %",
+            f"{100 * facts['effective_share']:.3g} %",
         ]
         for name, facts in metrics["stages"].items()
         if name.startswith("samples-")
