@@ -158,6 +158,22 @@ def test_embeddings_tied_and_not(kind: str, folder: Callable[..., Path]) -> None
     assert_close(model.score(PROMPTS[1:2], tokens, torch.tensor([STEPS]))[0], expected)
 
 
+@pytest.mark.parametrize("kind", ["marian", "t5"])
+def test_an_encoder_reads_equal_prompts_once(kind: str, folder: Callable[..., Path]) -> None:
+    model: Any = load_model(folder(kind), length_limit=STEPS)
+    prompts = [PROMPTS[at] for at in (1, 0, 1, 1, 0)]
+    tokens, lengths = random_tokens(len(prompts), STEPS), torch.full((len(prompts),), STEPS)
+    one_by_one = [model.score([prompts[at]], tokens[at : at + 1], lengths[:1]) for at in range(len(prompts))]
+    encoder, seen = model.model.get_encoder(), []
+    handle = encoder.register_forward_pre_hook(
+        lambda module, arguments, named: seen.append(len(named["input_ids"])), with_kwargs=True
+    )
+    together = model.score(prompts, tokens, lengths)
+    handle.remove()
+    assert seen == [2]
+    assert_close(together, torch.cat(one_by_one))
+
+
 @pytest.mark.parametrize("completion", ["eos", "limit"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_family_keeps_the_contract(kind: str, completion: Any, folder: Callable[..., Path]) -> None:

@@ -102,11 +102,16 @@ class EncoderDecoderModel(HuggingFaceModel):
         return self.step(EncoderDecoderState(torch.empty(0), none, cache, encoded, mask), first)
 
     def _encode_states(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        ids, mask = self._pad_left(rows)
+        """The encoder's states and their mask: (B, S, D) and (B, S). Equal prompts are read once."""
+        places = {row: place for place, row in enumerate(dict.fromkeys(map(tuple, rows)))}
+        ids, mask = self._pad_left([list(row) for row in places])
         # Encoders count positions from the left edge: padding goes to the right.
         ids, mask = shift_to_left(ids, mask)
         output = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long(), return_dict=True)
-        return output.last_hidden_state, mask
+        if len(places) == len(rows):
+            return output.last_hidden_state, mask
+        chosen = torch.tensor([places[tuple(row)] for row in rows], device=self.device)
+        return output.last_hidden_state[chosen], mask[chosen]
 
     def _score_logits(self, prompts: list[list[int]], tokens: Tensor) -> Tensor:
         encoded, mask = self._encode_states(prompts)
