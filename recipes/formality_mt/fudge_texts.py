@@ -43,10 +43,10 @@ class Fudge:
         """Greedy or beam search over the rescored base; beams rank prefixes as those of the guides do."""
         usual = self._method.grid(self._given)[0]
         system: Any = self._method.prepare(self._given, {**usual, "strength": row.strength})
-        beams = settings.beams if row.decoding == BEAM else 1
+        beams, size = (settings.beams, settings.beam_batch) if row.decoding == BEAM else (1, settings.batch)
         began, asked = time.perf_counter(), by_length(prompts)
         # The penalty is that of transformers' beam search: log-probability over length.
-        found = search_beams(system.model, asked, beams, 1.0 if beams > 1 else 0.0, settings.batch * beams)
+        found = search_beams(system.model, asked, beams, 1.0 if beams > 1 else 0.0, size * beams)
         seconds = time.perf_counter() - began
         texts = self.base.decode([each.tokens for each in found.best])
         labels = label(

@@ -40,6 +40,7 @@ class SearchSettings:
 
     beams: int = 5
     batch: int = 1024  # sources side by side
+    beam_batch: int = 256  # the same with beams, each of which keeps keys and values of the whole source
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def search_texts(
         search="beam" if beam else "greedy",
         count=1,
         beams=settings.beams if beam else 1,
-        batch_size=settings.batch,
+        batch_size=settings.beam_batch if beam else settings.batch,
     )
     began = time.perf_counter()
     texts = write_texts(system, by_length(prompts), config, fallback)
