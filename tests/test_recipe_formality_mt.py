@@ -39,7 +39,7 @@ import tuned_lines  # noqa: E402
 from drawn_texts import read_chunks  # noqa: E402
 from formality_classifiers import auc, rank, spearman  # noqa: E402
 from formality_data import Rated, detokenise, halve  # noqa: E402
-from formality_oracle import FormalityOracle, spell_out  # noqa: E402
+from formality_oracle import FormalityOracle, RememberedFormality, spell_out  # noqa: E402
 from packing import pack_in_pieces  # noqa: E402
 from raw_files import read_records, write_records  # noqa: E402
 from style_judge import StyleJudge, habits_of, runs_of  # noqa: E402
@@ -340,6 +340,26 @@ def test_the_oracle_of_the_study_file_is_the_prepared_one(prepared: Path) -> Non
     assert other.fingerprint != oracle.fingerprint
     assert study.train.consistency_weight == 0.1
     assert study.guide.layers == 3
+
+
+def test_a_remembered_oracle_is_the_same_and_looks_at_a_text_once(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = FormalityOracle(prepared / "study" / "oracle")
+    remembered = RememberedFormality(oracle)
+    assert remembered.fingerprint == oracle.fingerprint
+    assert remembered.progress_names("x") == oracle.progress_names("x")
+    texts = ["The dog watches the tree.", "yeah the dog...", "The dog watches the tree.", ""]
+    looked: list[str] = []
+    probabilities = oracle.probabilities
+    monkeypatch.setattr(oracle, "probabilities", lambda some: (looked.extend(some), probabilities(some))[1])
+    for several in (texts, texts[::-1], [*texts, "A cat."]):
+        expected = probabilities(several) >= 0.5
+        assert remembered([""] * len(several), several).tolist() == expected.tolist()
+    assert looked == ["The dog watches the tree.", "yeah the dog...", "", "A cat."]
+    monkeypatch.setattr("formality_oracle._REMEMBERED", 3)
+    assert remembered([""] * 4, texts).tolist() == (probabilities(texts) >= 0.5).tolist()
+    assert len(remembered._answers) == 3
 
 
 def test_the_judge_scores_as_it_was_fitted(tmp_path: Path) -> None:

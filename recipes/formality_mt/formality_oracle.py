@@ -30,6 +30,7 @@ _NAMES = {
     "-": "markdash",
 }
 _JOINED = re.compile(r"([^\W\d_])['’]([^\W\d_])")
+_REMEMBERED = 2_000_000  # texts
 
 
 class FormalityOracle(Oracle):
@@ -54,6 +55,34 @@ class FormalityOracle(Oracle):
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """How likely each text is formal."""
         return self.classifier.probabilities([spell_out(text) for text in texts])
+
+
+class RememberedFormality(Oracle):
+    """The same oracle, not asked twice about a text: most prefixes of a line begin one of another line, too.
+
+    Not for an audit, which asks twice on purpose.
+    """
+
+    cheap = True
+    name = FormalityOracle.name
+
+    def __init__(self, oracle: FormalityOracle) -> None:
+        self.oracle = oracle
+        self._answers: dict[str, bool] = {}
+
+    @property
+    def spec(self) -> str:
+        """That of the oracle itself."""
+        return self.oracle.spec
+
+    def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
+        """Whether each text is formal; only new ones are looked at."""
+        if len(self._answers) + len(texts) > _REMEMBERED:
+            self._answers.clear()
+        fresh = [text for text in dict.fromkeys(texts) if text not in self._answers]
+        found = self.oracle.judge([""] * len(fresh), fresh)
+        self._answers.update(zip(fresh, found.tolist(), strict=True))
+        return np.array([self._answers[text] for text in texts], dtype=bool)
 
 
 def spell_out(text: str) -> str:

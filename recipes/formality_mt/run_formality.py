@@ -22,6 +22,7 @@ from typing import Any
 import neighbours  # noqa: F401  (finds the clock and the stages of the CommonGen recipe)
 import numpy as np
 from drawn_texts import Chunk, draw_chunks, read_chunks
+from formality_oracle import RememberedFormality
 from fudge_texts import Fudge
 from guide_training import share_time
 from guide_variants import VariantTexts, fresh_guide, train_variant
@@ -61,7 +62,7 @@ from nado.versions import versions
 
 SOURCES, ORACLE = "sources.jsonl", "oracle"  # in the prepared folder
 # Seconds kept free before the deadline: for a line of the table, for a guide's own files, for the rest.
-_ROW_SECONDS = {GREEDY: 8.0, BEAM: 50.0, SAMPLE: 90.0}  # the oracle is asked about every beam at every token
+_ROW_SECONDS = {GREEDY: 8.0, BEAM: 45.0, SAMPLE: 90.0}  # the oracle is asked about every beam at every token
 _FILE_SECONDS = 12.0
 _LAST_SECONDS = 30.0
 _CHUNK = 16_384  # texts that are labelled together
@@ -235,6 +236,12 @@ class Run:
         return rows
 
     @cached_property
+    def remembered(self) -> RememberedFormality:
+        """The oracle for guided lines: it is asked about every prefix, and lines begin alike."""
+        oracle: Any = self.materials.oracle
+        return RememberedFormality(oracle)
+
+    @cached_property
     def untrained(self) -> Guide:
         """A guide of strength 0 is the base: it lends `generate` its shape."""
         return fresh_guide(self.materials)
@@ -284,7 +291,7 @@ class Run:
         def system() -> System:
             if not opened:
                 folder = self.stages.folder / f"guide-{name}" / "guide"
-                oracle = self.materials.oracle
+                oracle = self.remembered
                 guide: Any = load_guide(folder, self.materials.reader, part_names=oracle.progress_names)
                 opened.append(System(name, self.materials.base, guide.eval(), Guidance(), oracle))
             return opened[0]
