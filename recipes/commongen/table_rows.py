@@ -12,7 +12,7 @@ from side_work import TextScores
 from study_settings import Row
 
 from nado.huggingface import CausalModel
-from nado.metrics import Comparison, Measure, Metric, compare, mean, perplexity_of_log_p, score_tokens, share
+from nado.metrics import Measure, Metric, compare, mean, perplexity_of_log_p, score_tokens, share
 from nado.metrics.bleu import ORDER, bleu_of_rows
 from nado.metrics.likelihood import LogP
 
@@ -109,7 +109,7 @@ def against(scored: Scored, base: Scored, chosen: NDArray[np.bool_]) -> dict[str
     ours, theirs = scored.scores.coverage[chosen], base.scores.coverage[chosen]
     same = [one == other for one, other in zip(scored.written.texts, base.written.texts, strict=True)]
     return {
-        **{name: _difference(each) for name, each in differences.items()},
+        **{name: each.describe_difference() for name, each in differences.items()},
         "missed_removed": _interval(missed_removed(ours, theirs).measure()),
         "same_texts": 100 * float(np.mean(np.array(same)[chosen])),
     }
@@ -142,10 +142,6 @@ def _percent(measure: Measure) -> Measure:
     return replace(
         measure, value=times(measure.value), low=times(measure.low), high=times(measure.high), unit="%"
     )
-
-
-def _difference(found: Comparison) -> dict[str, Any]:
-    return {"difference": found.difference, "low": found.low, "high": found.high, "p_value": found.p_value}
 
 
 def _interval(found: Measure, scale: float = 1.0) -> dict[str, Any]:

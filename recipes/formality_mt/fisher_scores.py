@@ -10,7 +10,7 @@ from formality_oracle import FormalityOracle
 from raw_files import read_records, require_file
 from style_judge import StyleJudge
 
-from nado.metrics import Comparison, Metric, chrf, compare, mean, sacre_bleu
+from nado.metrics import Metric, chrf, compare, mean, sacre_bleu
 
 
 class Scored(NamedTuple):
@@ -57,12 +57,8 @@ class FisherTest:
 def compare_scored(first: Scored, second: Scored) -> dict[str, Any]:
     """First minus second, paired."""
     found = {
-        name: _difference(compare(metric, second.metrics[name], first.groups[name]))
+        name: compare(metric, second.metrics[name], first.groups[name]).describe_difference()
         for name, metric in first.metrics.items()
     }
     same = np.mean([one == other for one, other in zip(first.texts, second.texts, strict=True)])
     return {**found, "same_texts": float(same)}
-
-
-def _difference(found: Comparison) -> dict[str, Any]:
-    return {"difference": found.difference, "low": found.low, "high": found.high, "p_value": found.p_value}

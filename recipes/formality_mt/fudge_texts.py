@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from table_settings import BEAM, FudgeSettings, Row, SearchSettings
+from table_settings import FudgeSettings, Row, SearchSettings
 from table_texts import Lines, by_length
 
 from nado.beam_search import search_beams
@@ -43,7 +43,7 @@ class Fudge:
         """Greedy or beam search over the rescored base; beams rank prefixes as those of the guides do."""
         usual = self._method.grid(self._given)[0]
         system: Any = self._method.prepare(self._given, {**usual, "strength": row.strength})
-        beams, size = (settings.beams, settings.beam_batch) if row.decoding == BEAM else (1, settings.batch)
+        beams, size = settings.sizes(row.decoding)
         began, asked = time.perf_counter(), by_length(prompts)
         # The penalty is that of transformers' beam search: log-probability over length.
         found = search_beams(system.model, asked, beams, 1.0 if beams > 1 else 0.0, size * beams)

@@ -40,7 +40,7 @@ def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) 
     for row in run["metrics"]["rows"]:
         name = _line(row).name
         scored[name] = test.score([texts[name][source] for source in test.sources])
-        rows.append({**row, "name": name, **_measures(test, scored[name])})
+        rows.append({**row, "name": name, **_measures(scored[name])})
         say(f"  {name}: BLEU {rows[-1]['bleu_fluent']:.2f}, formality {rows[-1]['formality_oracle']:.3f}")
     for row in rows:
         for title, other in rivals(row, rows):
@@ -88,10 +88,10 @@ def _line(row: dict[str, Any]) -> Row:
     return Row(**{each.name: row[each.name] for each in fields(Row)})
 
 
-def _measures(test: FisherTest, scored: Scored) -> dict[str, Any]:
+def _measures(scored: Scored) -> dict[str, Any]:
     measured = {name: metric.measure(scored.groups[name]) for name, metric in scored.metrics.items()}
-    satisfied = share("satisfied", scored.metrics["satisfied"].rows[:, 0] > 0.5, test.sources)
-    measured["satisfied"] = satisfied
+    satisfied = scored.metrics["satisfied"].rows[:, 0] > 0.5
+    measured["satisfied"] = share("satisfied", satisfied, scored.groups["satisfied"])
     return {
         **{name: each.value for name, each in measured.items()},
         "interval": {name: [each.low, each.high] for name, each in measured.items()},
@@ -118,7 +118,7 @@ def examples(
     test: FisherTest, texts: dict[str, dict[str, str]], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Utterances at even distances, none selected, with the greedy texts at strength 1."""
-    names = [row["name"] for row in rows if _line(row).name == f"{row['system']}-{GREEDY}"]
+    names = [row["name"] for row in rows if row["name"] == f"{row['system']}-{GREEDY}"]
     places = np.linspace(0, len(test.records) - 1, min(_EXAMPLES, len(test.records))).astype(int)
     return [
         {

@@ -42,6 +42,10 @@ class SearchSettings:
     batch: int = 1024  # sources side by side
     beam_batch: int = 256  # the same with beams, each of which keeps keys and values of the whole source
 
+    def sizes(self, decoding: str) -> tuple[int, int]:
+        """Beams, and sources side by side."""
+        return (self.beams, self.beam_batch) if decoding == BEAM else (1, self.batch)
+
 
 @dataclass(frozen=True)
 class BestOfSettings:

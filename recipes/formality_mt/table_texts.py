@@ -41,12 +41,9 @@ def search_texts(
     system: System, prompts: Sequence[Prompt], row: Row, settings: SearchSettings, fallback: Guide
 ) -> Lines:
     """Greedy decoding by transformers' own `generate`, or the library's beams, which rank prefixes by p·R."""
-    beam = row.decoding == BEAM
+    beams, size = settings.sizes(row.decoding)
     config = GenerateConfig(
-        search="beam" if beam else "greedy",
-        count=1,
-        beams=settings.beams if beam else 1,
-        batch_size=settings.beam_batch if beam else settings.batch,
+        search="beam" if row.decoding == BEAM else "greedy", count=1, beams=beams, batch_size=size
     )
     began = time.perf_counter()
     texts = write_texts(system, by_length(prompts), config, fallback)

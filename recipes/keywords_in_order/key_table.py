@@ -99,9 +99,6 @@ def against_base(line: KeyLine, base: KeyLine) -> dict[str, Any]:
         "bleu4": compare(line.bleu(4), base.bleu(4)),
     }
     return {
-        **{
-            name: {"difference": each.difference, "low": each.low, "high": each.high, "p_value": each.p_value}
-            for name, each in pairs.items()
-        },
+        **{name: each.describe_difference() for name, each in pairs.items()},
         "missed_removed": {"value": removed.value, "low": removed.low, "high": removed.high},
     }

@@ -73,10 +73,10 @@ def draw_count(keys: int, fewer: float, chooser: random.Random) -> int:
 
 def shorten_keys(keys: tuple[str, ...], share: float, chooser: random.Random) -> tuple[str, ...]:
     """The same keys, or with the chance `share` any smaller number of them from 2 on, still in order."""
-    if len(keys) < 3 or chooser.random() >= share:
+    count = draw_count(len(keys), share, chooser)
+    if count == len(keys):
         return keys
-    kept = chooser.sample(range(len(keys)), chooser.randint(2, len(keys) - 1))
-    return tuple(keys[at] for at in sorted(kept))
+    return tuple(keys[at] for at in sorted(chooser.sample(range(len(keys)), count)))
 
 
 def read_keyed(path: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Encoder–decoder models: Marian, T5, BART and their kin."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from nado.huggingface.output_layer import watch_inputs
 from nado.huggingface.shared import HuggingFaceModel, reorder, require_context, require_list
 from nado.language_model import Completion
 from nado.warpers import Warpers
+
+RowT = TypeVar("RowT", bound=Hashable)
 
 
 @dataclass(eq=False)
@@ -55,9 +57,8 @@ class EncoderDecoderModel(HuggingFaceModel):
     def start(self, prompts: Sequence[str], conditions: Sequence[str] | None = None) -> EncoderDecoderState:
         """Encode the prompts and read the decoder's start token. Equal prompts are encoded once."""
         require_list(prompts)
-        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
-        sources = torch.tensor([places[prompt] for prompt in prompts], device=self.device)
-        return self.select(self._begin(self.encode(list(places))), sources)
+        distinct, sources = _find_distinct(prompts, self.device)
+        return self.select(self._begin(self.encode(distinct)), sources)
 
     @torch.no_grad()
     def step(self, state: EncoderDecoderState, tokens: Tensor) -> EncoderDecoderState:
@@ -102,19 +103,16 @@ class EncoderDecoderModel(HuggingFaceModel):
         return self.step(EncoderDecoderState(torch.empty(0), none, cache, encoded, mask), first)
 
     def _encode_states(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """The encoder's states and their mask: (B, S, D) and (B, S). Equal prompts are read once."""
-        places = {row: place for place, row in enumerate(dict.fromkeys(map(tuple, rows)))}
-        ids, mask = self._pad_left([list(row) for row in places])
+        """The encoder's states and their mask: (B, S, D) and (B, S)."""
+        ids, mask = self._pad_left(rows)
         # Encoders count positions from the left edge: padding goes to the right.
         ids, mask = shift_to_left(ids, mask)
         output = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long(), return_dict=True)
-        if len(places) == len(rows):
-            return output.last_hidden_state, mask
-        chosen = torch.tensor([places[tuple(row)] for row in rows], device=self.device)
-        return output.last_hidden_state[chosen], mask[chosen]
+        return output.last_hidden_state, mask
 
     def _score_logits(self, prompts: list[list[int]], tokens: Tensor) -> Tensor:
-        encoded, mask = self._encode_states(prompts)
+        distinct, sources = _find_distinct([tuple(prompt) for prompt in prompts], self.device)
+        encoded, mask = (each[sources] for each in self._encode_states([list(row) for row in distinct]))
         first = torch.full((len(prompts), 1), self._start_id, device=self.device)
         output = self.model(
             encoder_outputs=_as_output(encoded),
@@ -150,6 +148,12 @@ def _start_id(model: PreTrainedModel) -> int:
         "none",
         "Set it on the model's config before loading it here.",
     )
+
+
+def _find_distinct(rows: Sequence[RowT], device: torch.device) -> tuple[list[RowT], Tensor]:
+    """The different ones among rows, and which of them each is: (B,)."""
+    places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+    return list(places), torch.tensor([places[row] for row in rows], device=device)
 
 
 def _as_output(encoded: Tensor) -> BaseModelOutput:

@@ -49,6 +49,10 @@ class Comparison:
         """As JSON-ready values."""
         return asdict(self)
 
+    def describe_difference(self) -> dict[str, float | None]:
+        """The same without how it was made: for a table whose lines say that once."""
+        return {"difference": self.difference, "low": self.low, "high": self.high, "p_value": self.p_value}
+
     def __str__(self) -> str:
         difference = "–" if self.difference is None else f"{self.difference:+.4g}"
         interval = "" if self.low is None or self.high is None else f" [{self.low:+.4g}, {self.high:+.4g}]"

@@ -109,10 +109,8 @@ class GuidedBeams(Guided):
 
     def grid(self, given: Provisions) -> list[dict[str, Any]]:
         """What the base's own beams are tuned over."""
-        own: dict[str, Any] = {"exact_end": METHODS["base-exact-end"].obstacle(given) is None}
-        for name, usual in (("strength", 1.0), ("doubt", 0.0)):
-            if getattr(self.guidance, name) != usual:
-                own[name] = getattr(self.guidance, name)
+        (own,) = super().grid(given)
+        own = {"exact_end": METHODS["base-exact-end"].obstacle(given) is None, **own}
         return [{**each, **own} for each in METHODS["beam"].grid(given)]
 
     def prepare(self, given: Provisions, settings: Settings) -> System:
