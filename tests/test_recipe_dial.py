@@ -247,6 +247,24 @@ def test_the_readme_its_picture_and_the_record_are_made(finished: Path, tmp_path
         dial_page.main([str(tmp_path / "nothing")])
 
 
+def test_one_command_leads_from_data_to_the_tables(
+    finished: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was prepared in the usual way before is not prepared again; here it is what others left there."""
+    text = (finished / "out" / "results.md").read_text(encoding="utf-8")
+    point = metrics(finished)["curves"]["clean"]["points"][2]
+    assert f"| 1 | {point['got']['value']:.3f} [" in text
+    assert "![asked for and got](dial-small.svg)" in text
+    assert (finished / "out" / "dial-small.svg").is_file()
+    words = arguments(finished)
+    at = words.index("--prepared")
+    words[at : at + 2] = ["--data", str(data)]
+    (finished / "work" / "prepared").symlink_to(finished / "prepared")
+    monkeypatch.setattr(prepare_dial, "prepare", None)
+    assert run_dial.main(words) == 0
+    assert capsys.readouterr().out.count("done before") == 2 + 2 + 2 + 3 + 3 + 3 + 1
+
+
 # --- its parts ----------------------------------------------------------------------------------------
 
 
@@ -332,7 +350,10 @@ def test_missing_data_is_named_in_one_line(
     assert "Get the whole corpus, or test on fewer." in capsys.readouterr().err
     words = ["--settings", str(RECIPE / "smollm2.toml"), "--work", str(tmp_path), "--output", str(tmp_path)]
     assert run_dial.main(words) == 1
-    assert "Run prepare_dial.py first." in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "expected --data or --prepared, because these settings ask about toxicity; found neither." in said
+    assert run_dial.main([*words, "--data", str(tmp_path / "nothing")]) == 1
+    assert "Get sentence_polarity and product_reviews" in capsys.readouterr().err
 
 
 def test_openings_that_are_shipped_and_settings_are_read(tmp_path: Path) -> None:

@@ -88,6 +88,10 @@ SETTINGS = {
     "train.learning_rate": "3e-3",
 }
 
+TRAINING = ["--size", "48", "--heads", "4", "--feed-forward", "96", "--encoder-layers", "1"]
+TRAINING += ["--decoder-layers", "1", "--dropout", "0.0", "--label-smoothing", "0.0"]
+TRAINING += ["--steps", "300", "--tokens", "1200", "--warm-up", "20", "--rate", "5e-3", "--beams", "2"]
+
 
 def sentences() -> list[tuple[str, str]]:
     """Spanish and formal English, every one there is."""
@@ -199,9 +203,7 @@ def train_words(prepared: Path, folder: Path) -> list[str]:
         "--output",
         str(folder / "out"),
     ]
-    words += ["--size", "48", "--heads", "4", "--feed-forward", "96", "--encoder-layers", "1"]
-    words += ["--decoder-layers", "1", "--dropout", "0.0", "--label-smoothing", "0.0"]
-    return [*words, "--steps", "300", "--tokens", "1200", "--warm-up", "20", "--rate", "5e-3", "--beams", "2"]
+    return [*words, *TRAINING]
 
 
 def run_words(prepared: Path, trained: Path, folder: Path) -> list[str]:
@@ -217,15 +219,32 @@ def run_words(prepared: Path, trained: Path, folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def finished(prepared: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(data: Path, prepared: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of it by one command; what it does first was done before, and is not done again."""
     folder = tmp_path_factory.mktemp("run")
-    more = ["--keep", "t1", "--workers", "1"]
-    assert run_formality.main([*run_words(prepared, trained, folder), *more]) == 0
+    (folder / "work").mkdir()
+    (folder / "work" / "prepared").symlink_to(prepared)
+    (folder / "work" / "translator").symlink_to(trained / "work")
+    words = run_words(prepared, trained, folder)
+    words[:2] = ["--data", str(data)]
+    at = next(at for at, word in enumerate(words) if word.startswith("base.name="))
+    del words[at - 1 : at + 1]
+    words += ["--prepare", "--vocabulary 90", "--train", " ".join(TRAINING)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare_translation, "prepare", None)
+        patch.setattr(train_translator, "train_stage", None)
+        assert run_formality.main([*words, "--keep", "t1", "--workers", "1"]) == 0
     return folder
 
 
 def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in read_json(folder / "out" / "formality_mt.json")["metrics"]["rows"]}
+
+
+def test_one_command_leads_from_data_to_the_tables(finished: Path) -> None:
+    text = (finished / "out" / "results.md").read_text(encoding="utf-8")
+    assert f"| base | greedy | – | – | {rows_of(finished)['base-greedy']['bleu_fluent']:.2f}" in text
+    assert "Base: " in text  # how it was trained
 
 
 # --- data ---------------------------------------------------------------------------------------------
@@ -285,6 +304,8 @@ def test_a_run_without_prepared_files_or_base_says_what_to_do(
     given += ["--set", f"base.name={tmp_path / 'nobody'}"]
     assert run_formality.main(["--prepared", str(study), *words, *given]) == 1
     assert "no such folder. Train it with train_translator.py and unpack it there" in capsys.readouterr().err
+    assert run_formality.main(["--data", str(tmp_path / "nothing"), *words]) == 1
+    assert "Get Fluent Fisher" in capsys.readouterr().err
     assert train_translator.main(["--corpus", str(tmp_path), *words]) == 1
     assert "what prepare_translation.py writes in" in capsys.readouterr().err
 

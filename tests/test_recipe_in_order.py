@@ -300,6 +300,26 @@ def test_the_readme_and_the_record_are_filled(finished: Path, tmp_path: Path) ->
     assert "texts" not in json.dumps(recorded["metrics"]["small"]["rows"])
 
 
+def test_one_command_leads_from_data_to_the_tables(
+    place: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("key_corpora._TESTED", 40)
+    settings = SETTINGS.partition("[[guides]]")[0]
+    lines = '[[rows]]\nsystems = ["seq2seq"]\n'
+    (tmp_path / "few.toml").write_text(settings.replace("epochs = 8.0", "epochs = 0.5") + lines, "utf-8")
+    words = ["--corpus", "reviews", "--data", str(data), "--base", str(place / "base")]
+    words += ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "out")]
+    words += ["--settings", str(tmp_path / "few.toml")]
+    assert run_in_order.main(words) == 0
+    found = read_json(tmp_path / "out" / "keywords_in_order-reviews.json")["metrics"]["reviews"]
+    assert found["about"]["test_lists"] == 40
+    text = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    assert f"| p, seq2seq | seq2seq | greedy | – | – | {found['rows'][0]['coverage']:.1f}" in text
+    monkeypatch.setattr(prepare_keys, "prepare", None)
+    monkeypatch.setattr(run_in_order, "fine_tune", None)
+    assert run_in_order.main(words) == 0  # nothing is done again
+
+
 # --- its parts ----------------------------------------------------------------------------------------
 
 

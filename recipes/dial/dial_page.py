@@ -20,6 +20,14 @@ from nado.storage import read_json
 from recording import RESULTS, merge
 
 
+def illustrated_page(run: dict[str, Any], name: str, folder: Path) -> str:
+    """One run, its picture drawn into the folder that the page will be in."""
+    curves = run["metrics"]["curves"]
+    shown = [each for each in run["metrics"]["settings"]["questions"] if each in curves]
+    draw_dial(curves, shown, folder / f"{name}.svg")
+    return page(run, f"{name}.svg")
+
+
 def page(run: dict[str, Any], picture: str) -> str:
     """One run: where it was, the picture, the curves, the formulas, the guides, the audits."""
     metrics = run["metrics"]
@@ -192,12 +200,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     runs = read_runs(options.runs)
     if options.readme is not None:
-        for name, run in runs.items():
-            shown = [
-                each for each in run["metrics"]["settings"]["questions"] if each in run["metrics"]["curves"]
-            ]
-            draw_dial(run["metrics"]["curves"], shown, options.readme.parent / f"{name}.svg")
-        fill(options.readme, "\n\n".join(page(run, f"{name}.svg") for name, run in runs.items()))
+        folder = options.readme.parent
+        pages = [illustrated_page(run, name, folder) for name, run in runs.items()]
+        fill(options.readme, "\n\n".join(pages))
     if options.record:
         for name, run in runs.items():
             whole = {**run, "metrics": {name: run["metrics"]}}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dial_data import read_lines, require_file, review_openings, toxicity_prompts, write_openings
+from dial_data import Opening, read_lines, require_file, review_openings, toxicity_prompts, write_openings
 from numpy.typing import NDArray
 
 from nado.errors import NadoError
@@ -24,6 +24,7 @@ from nado.oracles.linear_classifier import LinearClassifier
 from nado.storage import write_json
 
 CLASSIFIER = "toxicity"  # its folder
+ABOUT = "about.json"
 _HELD_OUT = 0.1  # of the pairs
 _THRESHOLDS = (0.2, 0.3, 0.4, 0.5)
 
@@ -69,18 +70,31 @@ def _auc(predicted: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
     return float(wins.sum() / 2 / (len(above) * len(below)))
 
 
+def prepare(options: argparse.Namespace) -> tuple[list[Opening], dict[str, Any]]:
+    """Write the prepared files, about.json last; returns the prompts and what the classifier is worth."""
+    sizes = {"train": options.train, "test": options.test, "seed": options.seed}
+    openings, about = review_openings(options.data, **sizes), {}
+    if options.toxicity:
+        openings += toxicity_prompts(options.data, **sizes)
+        classifier, about = fit_toxicity(options.data, seed=options.seed)
+        classifier.save(options.output / CLASSIFIER)
+    write_openings(options.output / "openings.jsonl", openings)
+    write_json(options.output / ABOUT, about)
+    return openings, about
+
+
+def prepare_once(data: Path, folder: Path) -> Path:
+    """The folder, in which everything is prepared in the usual way unless it is there."""
+    if not (folder / ABOUT).is_file():
+        prepare(_parse(["--data", str(data), "--output", str(folder)]))
+    return folder
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the prepared files."""
+    """Prepare, and say what there is."""
     options = _parse(arguments)
     try:
-        sizes = {"train": options.train, "test": options.test, "seed": options.seed}
-        openings, about = review_openings(options.data, **sizes), {}
-        if options.toxicity:
-            openings += toxicity_prompts(options.data, **sizes)
-            classifier, about = fit_toxicity(options.data, seed=options.seed)
-            classifier.save(options.output / CLASSIFIER)
-        write_openings(options.output / "openings.jsonl", openings)
-        write_json(options.output / "about.json", about)
+        openings, about = prepare(options)
     except NadoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -2,12 +2,14 @@
 
     python recipes/dial/run_dial.py --work WORK --output OUT                          # the embedded model
     python recipes/dial/run_dial.py --settings recipes/dial/smollm2.toml --base smollm2.gguf \\
-        --prepared local/dial/prepared --work WORK --output OUT --workers 14 --deadline 560
+        --data DATA --work WORK --output OUT --workers 14 --deadline 560
 
+DATA is what prepare_dial.py takes; with `--prepared` instead, the folder that it has written elsewhere.
 Each stage leaves its result in WORK and is not done again when the command is repeated with the same
 settings; one that was interrupted goes on. With `--deadline` guides are trained for as long as leaves time
 for the curves, and points for which there is no time any more are left for the next call. OUT gets
-dial-embedded.json or dial-smollm2.json (named after the settings) after every point.
+dial-embedded.json or dial-smollm2.json (named after the settings) after every point, and at the end the
+picture and results.md.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from dial_curve import (
     start_rates,
 )
 from dial_data import OPENINGS, REVIEW, TOXICITY, Opening, read_openings
+from dial_page import illustrated_page
 from dial_settings import read_dial_settings
 from drawn_texts import Chunk, describe, draw_chunks, read_chunks
 from gauges import (
@@ -54,7 +57,7 @@ from guide_training import (
     share_time,
     train_guide,
 )
-from prepare_dial import CLASSIFIER
+from prepare_dial import ABOUT, CLASSIFIER, prepare_once
 from progress_log import Clock, Stages
 from side_work import TextMaker, Workers, label_folder, run_with_workers
 
@@ -69,7 +72,7 @@ from nado.oracles.linear_classifier import LinearClassifier
 from nado.oracles.protocol import Oracle
 from nado.prompts import Prompt
 from nado.samples import Samples, read_samples
-from nado.storage import digest_json, read_json
+from nado.storage import digest_json, read_json, write_bytes
 from nado.versions import versions
 from recording import record
 
@@ -85,10 +88,12 @@ class Dial:
         self.name = f"dial-{options.settings.stem}"
         self.base, self.output, self.workers = options.base, options.output, workers
         self.clock = Clock(options.output / "run.log", deadline=options.deadline)
-        path = OPENINGS if options.prepared is None else options.prepared / "openings.jsonl"
-        self.openings = read_openings(path)
-        self.about = {} if options.prepared is None else read_json(options.prepared / "about.json")
-        self.questions = self._ask(options.prepared)
+        prepared = options.prepared
+        if options.data is not None:
+            prepared = prepare_once(options.data, options.work / "prepared")
+        self.openings = read_openings(OPENINGS if prepared is None else prepared / "openings.jsonl")
+        self.about = {} if prepared is None else read_json(prepared / ABOUT)
+        self.questions = self._ask(prepared)
         inputs = [Path(self.base).name, self.settings.length_limit, [asdict(each) for each in self.openings]]
         inputs += [each.fingerprint for each in self.oracles.values()]
         self.stages = Stages(options.work, digest_json(inputs), self.clock)
@@ -112,6 +117,7 @@ class Dial:
             self.measure_base(each.formula, chosen)
             self.measure_curve(each.formula, each.formula, each.rates, chosen)
         self.write()
+        self.show()
         self.clock.say(
             "done" if not self.left_out else f"left for the next call: {len(self.left_out)} points"
         )
@@ -128,9 +134,9 @@ class Dial:
         if CLEAN in wanted:
             if prepared is None:
                 raise InputError(
-                    "--prepared, because these settings ask about toxicity",
-                    "none",
-                    "Run prepare_dial.py first.",
+                    "--data or --prepared, because these settings ask about toxicity",
+                    "neither",
+                    "The help of prepare_dial.py says what to get.",
                 )
             classifier = LinearClassifier.load(prepared / CLASSIFIER, threshold=settings.toxic_from)
             toxicity = ToxicityGauge(classifier, settings.toxicity_steps)
@@ -372,6 +378,14 @@ class Dial:
         path.unlink(missing_ok=True)  # a run is recorded whole, and not joined to an earlier one
         record(self.name, metrics, output=path)
 
+    def show(self) -> None:
+        """What is known as a picture and tables, once a point of a curve is."""
+        found = read_json(self.output / f"{self.name}.json")
+        if not found["metrics"]["curves"]:
+            return
+        text = illustrated_page(found, self.name, self.output)
+        write_bytes(self.output / "results.md", f"{text}\n".encode())
+
     def _mixed(self, place: str, rates: Sequence[float]) -> dict[str, Any]:
         """The same rates from the two ends alone, once both are there."""
         ends = [f"{place}{end}" for end in ("0", "1")]
@@ -451,7 +465,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     here = Path(__file__).parent
     parser.add_argument("--base", default="tiny", help="GGUF file, folder or name of the base model")
     parser.add_argument("--settings", type=Path, default=here / "embedded.toml", help="what is done")
-    parser.add_argument("--prepared", type=Path, help="the folder of prepare_dial.py")
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument("--data", type=Path, help="the folder of the corpora")
+    given.add_argument("--prepared", type=Path, help="what prepare_dial.py has made of them")
     parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
     parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")

@@ -23,19 +23,25 @@ from nado.errors import NadoError
 from nado.storage import write_json
 
 CORPUS, STUDY = "corpus", "study"  # folders of the output
+FACTS = "prepared.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read, deduplicate, fit, write."""
-    options = _parse(arguments)
     try:
-        facts = prepare(options)
+        facts = prepare(_parse(arguments))
     except NadoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    write_json(options.output / STUDY / "prepared.json", facts)
     print(json.dumps(facts, indent=2))
     return 0
+
+
+def prepare_once(arguments: Sequence[str]) -> None:
+    """Prepare, unless it has been done in this folder."""
+    options = _parse(arguments)
+    if not (options.output / STUDY / FACTS).is_file():
+        prepare(options)
 
 
 def prepare(options: argparse.Namespace) -> dict[str, Any]:
@@ -56,7 +62,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
     write_records(study / "test.jsonl.gz", tested)
     write_records(study / "sources.jsonl", _prompts(sources, "train") + _prompts(_distinct(tested), "test"))
     tokenizer = train_vocabulary(_texts(pairs), options.vocabulary, corpus / "tokenizer")
-    return {
+    facts = {
         "pairs": {"tatoeba": len(written), "in all, with spoken forms": len(pairs)},
         "tatoeba_test": len(tatoeba_test),
         "fisher_test": {
@@ -72,6 +78,8 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
             for name in (CORPUS, STUDY)
         },
     }
+    write_json(study / FACTS, facts)  # last: it says that all the others are there
+    return facts
 
 
 def _without(record: dict[str, Any], name: str) -> dict[str, Any]:

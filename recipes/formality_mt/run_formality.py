@@ -1,17 +1,23 @@
 """The study in one command: draw, label, train guides, decode Fisher test, score.
 
+    python recipes/formality_mt/run_formality.py --data DATA --work WORK --output OUT
     python recipes/formality_mt/run_formality.py --prepared local/formality_mt/study --work WORK --output OUT
 
+DATA is what prepare_translation.py takes: files are prepared and a base is trained first, unless another one
+is named (`--set base.name=…`). PREPARED is what that has made, with a base in the folder beside it.
 study.toml says what a guide is and how it is trained, table.toml what is varied. Each stage leaves its result
 in WORK and is not done again when the command is repeated with the same settings; one that was interrupted
 goes on. With `--deadline` guides are trained for as long as leaves time for all the rest. OUT gets run.json
-and every text as soon as they are there, and the scores at the end (or later, with score_formality.py).
+and every text as soon as they are there, and the scores and their tables (results.md) at the end, or later,
+with score_formality.py.
 """
 
 import argparse
 import gzip
 import json
+import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
@@ -27,6 +33,7 @@ from fudge_texts import Fudge
 from guide_training import share_time
 from guide_variants import VariantTexts, fresh_guide, train_variant
 from packing import pack_in_pieces
+from prepare_translation import CORPUS, STUDY, prepare_once
 from progress_log import Clock, Stages
 from results_envelope import envelope
 from score_formality import score_run
@@ -45,6 +52,7 @@ from table_settings import (
     read_table,
 )
 from table_texts import Lines, best_of_texts, search_texts, verified_texts
+from train_translator import BASE_FACTS, train_base
 
 from nado.errors import InputError, NadoError
 from nado.guidance import Guidance
@@ -419,10 +427,27 @@ def require_prepared(study: Study, prepared: Path) -> None:
         )
 
 
+def begin_with_data(options: argparse.Namespace) -> None:
+    """Prepare the files and train the base, where that was not done before; the rest goes on from there."""
+    began, deadline = time.perf_counter(), ["--deadline", str(options.deadline)]
+    folder = options.work / "prepared"
+    prepare_once(["--data", str(options.data), "--output", str(folder), *shlex.split(options.prepare)])
+    options.prepared = folder / STUDY
+    if not any(each.startswith("base.name=") for each in options.settings):
+        places = {"corpus": folder / CORPUS, "work": options.work / "translator", "output": options.output}
+        words = [word for name, path in places.items() for word in (f"--{name}", str(path))]
+        model = train_base([*words, *deadline, *shlex.split(options.train)])
+        options.settings.insert(0, f"base.name={model.absolute()}")
+    if options.deadline:
+        options.deadline = max(1.0, options.deadline - (time.perf_counter() - began))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """All stages, one after the other."""
     options = _parse(arguments)
     try:
+        if options.data is not None:
+            begin_with_data(options)
         there = {"prompts.file": options.prepared / SOURCES, "oracle.folder": options.prepared / ORACLE}
         prepared = [f"{name}={path.absolute()}" for name, path in there.items()]
         study = read_study(options.study, [*prepared, *options.settings])
@@ -435,7 +460,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.work / f"guide-{options.keep}" / "guide", options.output, f"guide-{options.keep}"
             )
         if options.score:
-            score_run(options.output, options.prepared, clock.say)
+            base = options.output / BASE_FACTS
+            score_run(options.output, options.prepared, clock.say, base=base if base.is_file() else None)
     except NadoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -447,9 +473,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     here = Path(__file__).parent
-    parser.add_argument(
-        "--prepared", type=Path, required=True, help="the folder study of prepare_translation.py"
-    )
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--data", type=Path, help="the folder of the raw corpora")
+    given.add_argument("--prepared", type=Path, help="the folder study of prepare_translation.py")
+    parser.add_argument("--prepare", default="", help="with --data: options of prepare_translation.py")
+    parser.add_argument("--train", default="", help="with --data: options of train_translator.py")
     parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
     parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
     parser.add_argument("--study", type=Path, default=here / "study.toml", help="the study")

@@ -22,15 +22,17 @@ from tuned_lines import tune
 
 from nado.errors import NadoError
 from nado.metrics import share
-from nado.storage import read_json, write_json
+from nado.storage import read_json, write_bytes, write_json
 from recording import RESULTS, merge
 
 NAME = "formality_mt.json"
 _EXAMPLES = 20
 
 
-def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Score every line of a run and write `formality_mt.json` beside its texts."""
+def score_run(
+    output: Path, prepared: Path, say: Callable[[str], None] = print, *, base: Path | None = None
+) -> dict[str, Any]:
+    """Score every line of a run and write `formality_mt.json` and `results.md` beside its texts."""
     run = read_json(output / "run.json")
     test = FisherTest(prepared, run["metrics"]["study"]["threshold"])
     texts: dict[str, dict[str, str]] = {}
@@ -57,6 +59,8 @@ def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) 
     }
     found = {**run, "metrics": metrics, "runs": [{**run["runs"][0], "metrics": list(metrics)}]}
     write_json(output / NAME, found)
+    tables = results(found, None if base is None else read_json(base))
+    write_bytes(output / "results.md", f"{tables}\n".encode())
     return found
 
 
@@ -147,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where that is")
     options = parser.parse_args(arguments)
     try:
-        found = score_run(options.run, options.prepared)
+        found = score_run(options.run, options.prepared, base=options.base)
         base = None if options.base is None else read_json(options.base)
         if options.readme is not None:
             fill(options.readme, results(found, base))

@@ -37,23 +37,24 @@ from nado.metrics import sacre_bleu
 from nado.storage import digest_file, digest_json, write_json
 
 LENGTH_LIMIT = 72
+BASE_FACTS = "base.json"  # in the output
 _HELD_OUT = 100  # one English sentence of so many is not learned from, with all its pairs
 _RESERVED = 150.0  # seconds kept before the deadline for compiling, measuring and saving
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, measure, pack."""
-    options = _parse(arguments)
     try:
-        run(options)
+        train_base(arguments)
     except NadoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def run(options: argparse.Namespace) -> None:
-    """The two stages, each of which is not done twice."""
+def train_base(arguments: Sequence[str] | None) -> Path:
+    """The two stages, each of which is not done twice; returns the model's folder."""
+    options = _parse(arguments)
     settings = TranslatorSettings(
         **{each.name: getattr(options, each.name) for each in fields(TranslatorSettings)}
     )
@@ -76,9 +77,10 @@ def run(options: argparse.Namespace) -> None:
     pack_in_pieces(base / "model", options.output, "base")
     facts = {name: stages.facts[name] for name in ("base", "base_scores")}
     write_json(
-        options.output / "base.json", envelope({**facts, "settings": asdict(settings)}, "train_translator.py")
+        options.output / BASE_FACTS, envelope({**facts, "settings": asdict(settings)}, "train_translator.py")
     )
     clock.say("done")
+    return base / "model"
 
 
 def train_stage(clock: Clock, corpus: Path, settings: TranslatorSettings, folder: Path) -> dict[str, Any]:

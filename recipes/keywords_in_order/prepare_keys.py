@@ -19,7 +19,7 @@ from key_corpora import read_corpus
 from ordered_keys import choose_keys, draw_count, ordered_oracle, write_keyed
 
 from nado.errors import InputError, NadoError
-from nado.storage import write_json
+from nado.storage import read_json, write_json
 
 TRAIN, TEST, ABOUT = "train.jsonl.gz", "test.jsonl.gz", "about.json"
 
@@ -53,29 +53,43 @@ def require_kept(tested: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
+def prepare(options: argparse.Namespace) -> dict[str, Any]:
+    """Write the prepared files, last the one that says what they are, which is returned."""
+    corpus = read_corpus(options.corpus, options.data, news_keys=options.news_keys, seed=options.seed)
+    chooser = random.Random(options.seed + 1)
+    training = list(corpus.training)
+    chooser.shuffle(training)
+    chosen = training[: options.texts or None]
+    records = draw_keys(chosen, corpus.keys, lists=options.lists, fewer=options.fewer, chooser=chooser)
+    tested = require_kept(corpus.tested)
+    write_keyed(options.output / TRAIN, records)
+    write_keyed(options.output / TEST, tested)
+    about = {
+        "corpus": options.corpus,
+        "keys": corpus.keys,
+        "training_texts": len(records),
+        "test_lists": len(tested),
+        "test_lists_left_out": len(corpus.tested) - len(tested),
+        "mean_words": sum(len(each["text"].split()) for each in records) / max(1, len(records)),
+        "mean_test_words": sum(len(each["text"].split()) for each in tested) / max(1, len(tested)),
+    }
+    write_json(options.output / ABOUT, about)
+    return about
+
+
+def prepare_once(corpus: str, data: Path, folder: Path) -> Path:
+    """The folder, in which the corpus is prepared in the usual way unless it is there."""
+    about = folder / ABOUT
+    if not about.is_file() or read_json(about)["corpus"] != corpus:
+        prepare(_parse(["--corpus", corpus, "--data", str(data), "--output", str(folder)]))
+    return folder
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the prepared files."""
+    """Prepare, and say what there is."""
     options = _parse(arguments)
     try:
-        corpus = read_corpus(options.corpus, options.data, news_keys=options.news_keys, seed=options.seed)
-        chooser = random.Random(options.seed + 1)
-        training = list(corpus.training)
-        chooser.shuffle(training)
-        chosen = training[: options.texts or None]
-        records = draw_keys(chosen, corpus.keys, lists=options.lists, fewer=options.fewer, chooser=chooser)
-        tested = require_kept(corpus.tested)
-        write_keyed(options.output / TRAIN, records)
-        write_keyed(options.output / TEST, tested)
-        about = {
-            "corpus": options.corpus,
-            "keys": corpus.keys,
-            "training_texts": len(records),
-            "test_lists": len(tested),
-            "test_lists_left_out": len(corpus.tested) - len(tested),
-            "mean_words": sum(len(each["text"].split()) for each in records) / max(1, len(records)),
-            "mean_test_words": sum(len(each["text"].split()) for each in tested) / max(1, len(tested)),
-        }
-        write_json(options.output / ABOUT, about)
+        about = prepare(options)
     except NadoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,13 +1,14 @@
 """The study in one command: adapt the base, draw, label, train guides in rounds, decode the test keys, score.
 
-    python recipes/keywords_in_order/run_in_order.py --corpus yelp --prepared local/keywords_in_order/yelp \\
-        --base smollm2.gguf --work WORK --output OUT --workers 14 --deadline 560
+    python recipes/keywords_in_order/run_in_order.py --corpus yelp --data DATA --base smollm2.gguf \\
+        --work WORK --output OUT --workers 14
 
+DATA is what prepare_keys.py takes; with `--prepared` instead, the folder that it has written elsewhere.
 Each stage leaves its result in WORK and is not done again when the command is repeated with the same
 settings; one that was interrupted goes on. With `--deadline` guides are trained for as long as leaves time
 for all the rest. `--later` says how many seconds a further call will have: guides are then trained for as
-long as both allow, and what does not fit into this one is left for the other. OUT gets results and every
-text after each guide, and the adapter.
+long as both allow, and what does not fit into this one is left for the other. OUT gets results, as JSON and
+as tables (results.md), and every text after each guide, and the adapter.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import numpy as np
 from dev_decoding import Written, write_base, write_guided
 from fine_tuning import fine_tune, load_base, make_adapter
 from guide_training import build_guide, open_guide, share_time
+from in_order_page import page
 from key_guides import Learning
 from key_samples import Making, read_folder, some_of
 from key_settings import HINDSIGHT, REFERENCES, GuideStage, P, Q, read_key_settings
@@ -41,7 +43,7 @@ from ordered_keys import (
     read_keyed,
     shorten_keys,
 )
-from prepare_keys import ABOUT, TEST, TRAIN
+from prepare_keys import ABOUT, TEST, TRAIN, prepare_once
 from progress_log import Clock, Stages
 from run_commongen import pack
 from side_work import Workers, run_with_workers
@@ -82,8 +84,11 @@ class InOrder:
         self.workers, self.later = workers, options.later
         self.given: Path | None = options.adapter
         self.clock = Clock(options.output / "run.log", deadline=options.deadline)
+        prepared = options.prepared
+        if prepared is None:
+            prepared = prepare_once(self.corpus, options.data, options.work / "prepared")
         inputs = [Path(self.base).name, self.settings.base.length_limit]
-        inputs += [digest_file(options.prepared / name) for name in self.read(options.prepared)]
+        inputs += [digest_file(prepared / name) for name in self.read(prepared)]
         conditions = {each.prompt.condition for each in (*self.training, *self.tested)}
         self.bits = max(len(self.oracle.progress_names(each)) for each in conditions)
         self.stages = Stages(options.work, digest_json(inputs), self.clock)
@@ -383,6 +388,7 @@ class InOrder:
         path = self.output / f"keywords_in_order-{self.corpus}.json"
         path.unlink(missing_ok=True)  # a run is recorded whole, and not joined to an earlier one
         record("keywords_in_order", {self.corpus: found}, output=path)
+        write_bytes(self.output / "results.md", f"{page([read_json(path)])}\n".encode())
         write_lines(self.output / f"texts-{self.corpus}.jsonl.gz", self.tested, lines)
 
     def _base_line(self, row: Row, lines: dict[Row, LineT]) -> LineT | None:
@@ -431,7 +437,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--corpus", required=True, help="yelp, news or reviews: names results and settings")
-    parser.add_argument("--prepared", type=Path, required=True, help="the folder of prepare_keys.py")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--data", type=Path, help="the folder of the corpora")
+    given.add_argument("--prepared", type=Path, help="what prepare_keys.py has made of them")
     parser.add_argument("--settings", type=Path, help="what is done (default: CORPUS.toml beside this file)")
     add_options(parser)
     return parser.parse_args(arguments)
