@@ -5,6 +5,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ rank = 4
 rows = 6
 width = 64
 learning_rate = 1e-2
+[own]
+count = 80
+epochs = 2.0
 [draw]
 lists = 60
 own_lists = true
@@ -108,6 +112,9 @@ decodings = ["sample"]
 [[rows]]
 systems = ["rounds"]
 exact_end = [true]
+[[rows]]
+systems = ["rounds"]
+doubts = [0.1]
 [[rows]]
 systems = ["warm", "warm_rounds", "da_nado"]
 """
@@ -182,8 +189,9 @@ def line(place: Path, system: str) -> dict[str, Any]:
 
 def test_every_line_of_the_table_is_there(finished: Path) -> None:
     rows = results(finished)["rows"]
-    systems = ["seq2seq", "da", "nado", "rounds", "warm", "warm_rounds", "da_nado"]
+    systems = ["seq2seq", "da", "nado", "rounds", "rounds", "warm", "warm_rounds", "da_nado"]
     assert [each["system"] for each in rows] == systems
+    assert [each["doubt"] for each in rows] == [0, 0, 0, 0, 0.1, 0, 0, 0]
     for each in rows:
         assert each["lists"] == 40
         low, high = each["interval"]["in_order"]
@@ -221,6 +229,46 @@ def test_p_writes_also_for_keys_of_its_own_texts(finished: Path) -> None:
     for condition in cut:
         keys = condition.split(", ")
         assert any(len(keys) < len(whole) and is_within(keys, whole) for whole in lists)
+
+
+def test_p_learns_to_read_keys_from_texts_of_its_own(finished: Path) -> None:
+    own = read_keyed(finished / "work" / "own_texts" / "own.jsonl.gz")
+    stages = results(finished)["stages"]
+    assert 0 < stages["own_texts"]["texts"] == len(own) <= 80
+    assert ordered_oracle()([", ".join(each["keys"]) for each in own], [each["text"] for each in own]).all()
+    learned = {record["text"] for record in read_keyed(finished / "prepared" / "train.jsonl.gz")}
+    assert {each["text"] for each in own} - learned
+    assert stages["first_adapter"]["steps"] < stages["adapter"]["steps"]
+
+
+def test_one_base_alone_is_a_study_of_its_own(finished: Path) -> None:
+    words = arguments(finished, "--only", "da")
+    words[words.index("--output") + 1] = str(finished / "alone")
+    assert run_in_order.main(words) == 0
+    run = read_json(finished / "alone" / "keywords_in_order-small-da.json")
+    rows = run["metrics"]["small-da"]["rows"]
+    assert rows == [each for each in results(finished)["rows"] if each["base"] == "da"]
+    assert len(in_order_page.papers("yelp-da", {"da"})) == 2
+    assert len(in_order_page.papers("yelp", {"da", "seq2seq"})) == 4
+
+
+def test_without_a_further_call_the_last_guides_are_left_out(place: Path) -> None:
+    settings = read_key_settings(RECIPE / "yelp.toml")
+
+    class Short(run_in_order.InOrder):
+        def __init__(self, left: float, later: float) -> None:
+            self.settings, self.later, self.left_out = settings, later, []
+            self.clock: Any = SimpleNamespace(left=left)
+            self.stages: Any = SimpleNamespace(is_done=lambda name: False)
+
+    guides = list(settings.guides)
+    kept = {left: len(Short(left, 0.0).fitting(guides)) for left in (50.0, 500.0, 800.0, 2000.0)}
+    assert kept[50.0] == 0
+    assert kept[50.0] < kept[500.0] < kept[800.0] < kept[2000.0] == len(guides)
+    short = Short(500.0, 0.0)
+    first = short.fitting(guides)
+    assert [each.name for each in first] + short.left_out == [each.name for each in guides]
+    assert Short(50.0, 100.0).fitting(guides) == guides  # another call goes on with them
 
 
 def is_within(keys: list[str], whole: list[str]) -> bool:
@@ -261,9 +309,9 @@ def test_a_second_call_does_nothing_again(
         monkeypatch.setattr(run_in_order, name, None)
     assert run_in_order.main(arguments(finished)) == 0
     said = capsys.readouterr().out
-    # The adapter, p, the lines, the guides, and the samples once for every guide that learns from them
-    # (p's own texts also where others are drawn for keys in them).
-    assert said.count("done before") == 2 + len(before) + 5 + 8 + 2
+    # Two adapters, p's own texts between them, p, the lines, the guides, and the samples once for every guide
+    # that learns from them (texts in hindsight also where others are drawn for keys in them).
+    assert said.count("done before") == 4 + len(before) + 5 + 8 + 2
     assert results(finished)["rows"] == before
 
 

@@ -70,7 +70,7 @@ def write_guided(model: GuidedModel, sets: Sequence[ConceptSet], row: Row, setti
         return _write_verified(model, sets, row, settings)
     if row.particles:
         return _write_particles(model, sets, row, settings)
-    guidance = Guidance(strength=row.strength, exact_end=row.exact_end)
+    guidance = Guidance(strength=row.strength, exact_end=row.exact_end, doubt=row.doubt)
     began, written, calls, asked = time.perf_counter(), [], 0, 0.0
     with _seeded(row, model.base.device):
         for some in _batches(sets, settings, row):
@@ -157,7 +157,7 @@ def _drawn_from(
 ) -> tuple[GuidedLanguageModel, list[str], list[str], Oracle]:
     """What exact sampling asks for: q, prompts, conditions and the oracle."""
     assert model.oracle is not None
-    guidance = Guidance(strength=row.strength, exact_end=row.exact_end)
+    guidance = Guidance(strength=row.strength, exact_end=row.exact_end, doubt=row.doubt)
     q = GuidedLanguageModel(model.base, model.guides[0], guidance=guidance, oracle=model.oracle)
     return q, *_asked(sets), model.oracle
 

@@ -84,7 +84,11 @@ def fine_tune(
 
 
 def make_adapter(
-    stages: Stages, config: dict[str, Any], given: Path | None, tune: Callable[[Path], dict[str, Any]]
+    stages: Stages,
+    config: dict[str, Any],
+    given: Path | None,
+    tune: Callable[[Path], dict[str, Any]],
+    after: Sequence[str] = (),
 ) -> Path:
     """The stage of p's adapter, which `tune` trains in a folder, or which is `given`; returns where it is."""
 
@@ -95,7 +99,7 @@ def make_adapter(
         return {"given": given.name}
 
     known = {} if given is None else {"given": digest_file(given / "adapter_model.safetensors")}
-    return stages.run("adapter", {**config, **known}, [], work) / "adapter"
+    return stages.run("adapter", {**config, **known}, after, work) / "adapter"
 
 
 def add_adapter(model: Any, settings: AdapterSettings) -> Any:

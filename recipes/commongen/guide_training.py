@@ -1,10 +1,12 @@
 """Guides: their data, how many steps fit into the time there is, their training, their files."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from statistics import median
+from typing import Any, Protocol, TypeVar
 
 import torch
 from progress_log import Clock
@@ -130,8 +132,11 @@ def seconds_a_step(
     config = training_config(settings, _PROBE, reader.model.device)
     config = replace(config, evaluate_every=0, measure_every=0)
     train(guide, reader, data.learned, config, on_step=lambda step, row: times.append(time.perf_counter()))
-    half = len(times) // 2
-    return (times[-1] - times[half]) / (len(times) - 1 - half)
+    # The middle one: a step that compiles something, or that other work delays, says nothing of the rest.
+    return median(later - earlier for earlier, later in pairwise(times[len(times) // 2 :]))
+
+
+WaitingT = TypeVar("WaitingT")
 
 
 class Timed(Protocol):
@@ -148,6 +153,16 @@ def share_time(clock: Clock, waiting: Sequence[Timed], reserve: float) -> float:
     asked = sum(each.seconds for each in waiting)
     there = max(0.0, clock.left - reserve)
     return waiting[0].seconds * min(1.0, there / asked)
+
+
+def leave_out_last(
+    waiting: Sequence[WaitingT], too_short: Callable[[Sequence[WaitingT]], bool]
+) -> tuple[list[WaitingT], list[WaitingT]]:
+    """Those there is time for, and those there is not: rather than cutting all short, the last are left."""
+    kept = list(waiting)
+    while kept and too_short(kept):
+        kept.pop()
+    return kept, list(waiting[len(kept) :])
 
 
 def plan_steps(folder: Path, settings: GuideSettings, seconds: float, a_step: float) -> int:

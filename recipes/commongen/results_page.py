@@ -83,7 +83,7 @@ def _runs_in(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _name(row: dict[str, Any]) -> tuple[Any, ...]:
     names = ("setting", "system", "decoding", "strength", "exact_end", "seed")
-    return (row.get("group", ""), *(row[each] for each in names))
+    return (row.get("group", ""), row.get("doubt", 0.0), *(row[each] for each in names))
 
 
 def results(study: dict[str, Any], overhead: dict[str, Any], picture: str = "") -> str:
@@ -156,7 +156,7 @@ def _line(row: dict[str, Any]) -> list[str]:
     return [
         row["setting"],
         row["decoding"] + (f", seed {row['seed']}" if row["seed"] else ""),
-        f"{row['strength']:g}" if guided else "–",
+        strength_and_doubt(row) if guided else "–",
         ("on" if row["exact_end"] else "off") if guided else "–",
         number("coverage"),
         number("all_covered"),
@@ -210,8 +210,13 @@ def _aim(
     draws = f", {row['draws_a_text']:.2f} draws" if row.get("draws_a_text") else ""
     gain = row["against_base"]["bleu4"]
     change = f"BLEU-4 {_span(gain['difference'], gain, sign='+')}"
-    by = f"{row['setting']}; {row['decoding']}, strength {row['strength']:g}{draws}; {change}"
+    by = f"{row['setting']}; {row['decoding']}, strength {strength_and_doubt(row)}{draws}; {change}"
     return [name, wanted, f"{number:.1f}", by]
+
+
+def strength_and_doubt(row: dict[str, Any]) -> str:
+    """How a line was guided; lines of older records have no doubt."""
+    return f"{row['strength']:g}" + (f", doubt {row['doubt']:g}" if row.get("doubt") else "")
 
 
 def _removed(row: dict[str, Any]) -> float | None:

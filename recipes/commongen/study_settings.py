@@ -131,6 +131,7 @@ class Row:
     strength: float
     exact_end: bool
     seed: int = 0
+    doubt: float = 0.0
 
     @property
     def kind(self) -> str:
@@ -168,7 +169,8 @@ class Row:
         if self.system == BASE:
             return f"{self.system}-{self.decoding}{seed}"
         end = "exact" if self.exact_end else "free"
-        return f"{self.system}-{self.decoding}-strength{self.strength:g}-{end}{seed}"
+        doubt = f"-doubt{self.doubt:g}" if self.doubt else ""
+        return f"{self.system}-{self.decoding}-strength{self.strength:g}{doubt}-{end}{seed}"
 
 
 @dataclass(frozen=True)
@@ -180,13 +182,16 @@ class RowSettings:
     strengths: tuple[float, ...] = (1.0,)
     exact_end: tuple[bool, ...] = (False,)
     seeds: tuple[int, ...] = (0,)
+    doubts: tuple[float, ...] = (0.0,)
     batch: int = 1024  # sets at once; a quarter of them with beams
     beams: int = 5
     budget: int = 16  # draws for a verified text
 
     def rows(self) -> list[Row]:
         """One of each."""
-        several = product(self.systems, self.decodings, self.strengths, self.exact_end, self.seeds)
+        several = product(
+            self.systems, self.decodings, self.strengths, self.exact_end, self.seeds, self.doubts
+        )
         return [Row(*each) for each in several]
 
 

@@ -79,6 +79,7 @@ def table_row(
         "decoding": row.decoding,
         "strength": row.strength,
         "exact_end": row.exact_end,
+        "doubt": row.doubt,
         "seed": row.seed,
         "sets": int(reported.sum()),
         "sets_in_all": len(reported),

@@ -30,7 +30,7 @@ import numpy as np
 from drawn_texts import Chunk, draw_chunks, read_chunks
 from formality_oracle import RememberedFormality
 from fudge_texts import Fudge
-from guide_training import share_time
+from guide_training import leave_out_last, share_time
 from guide_variants import VariantTexts, fresh_guide, train_variant
 from packing import pack_in_pieces
 from prepare_translation import CORPUS, STUDY, prepare_once
@@ -182,14 +182,15 @@ class Run:
 
     def fitting(self, waiting: Sequence[str]) -> list[str]:
         """The guides that there is time for: rather than cutting all short, the last ones are left out."""
-        kept = list(waiting)
-        while kept and not self.stages.is_done(f"guide-{kept[0]}") and self._too_short(kept):
-            name = kept.pop()
+        kept, others = leave_out_last(waiting, self._too_short)
+        for name in reversed(others):
             self.left_out[name] = f"no time: {self.clock.left:.0f} s before the deadline"
             self.clock.say(f"guide-{name}: left out, {self.left_out[name]}")
         return kept
 
     def _too_short(self, waiting: Sequence[str]) -> bool:
+        if self.stages.is_done(f"guide-{waiting[0]}"):
+            return False
         several = [self.table.guides[each] for each in waiting]
         return share_time(self.clock, several, self.reserve(waiting)) < several[0].seconds / 2
 

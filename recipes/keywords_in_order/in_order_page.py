@@ -6,12 +6,12 @@ No number of ours is typed by hand; the paper's stand below.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import nearby  # noqa: F401  (finds what recipes and benchmarks share)
-from results_page import fill
+from results_page import fill, strength_and_doubt
 
 from nado.errors import InputError
 from nado.storage import read_json
@@ -42,7 +42,9 @@ def section(run: dict[str, Any], corpus: str) -> str:
         "text each; coverage is the share of keys that stand in the text in exact form, wherever; 95 % "
         "intervals by bootstrap over lists (all in order: Wilson). *Missed removed* is (c_q − c_p) / "
         "(100 − c_p).",
-        table([*(ours(row) for row in found["rows"]), *papers(corpus)]),
+        table(
+            [*(ours(row) for row in found["rows"]), *papers(corpus, {row["base"] for row in found["rows"]})]
+        ),
         stages_table(found),
     ]
     if found["left_out"]:
@@ -63,7 +65,7 @@ def ours(row: dict[str, Any]) -> list[str]:
         row["setting"],
         row["base"],
         row["decoding"],
-        f"{row['strength']:g}" if guided else "–",
+        strength_and_doubt(row) if guided else "–",
         ("on" if row["exact_end"] else "off") if guided else "–",
         number("coverage"),
         "–" if against is None else _span(against["missed_removed"], "value"),
@@ -76,10 +78,15 @@ def ours(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def papers(corpus: str) -> list[list[str]]:
-    """The paper's lines, GPT-2 Large: its base, tokeniser of BLEU and keys of News are others than ours."""
+def papers(name: str, bases: Collection[str]) -> list[list[str]]:
+    """The paper's lines, GPT-2 Large: its base, tokeniser of BLEU and keys of News are others than ours.
+
+    `name` is a corpus, or one with the base that the run was about behind it.
+    """
     lines = []
-    for base, pair in PAPER.get(corpus, {}).items():
+    for base, pair in PAPER.get(name.partition("-")[0], {}).items():
+        if base not in bases:
+            continue
         covered = pair[0][2]
         for name, (bleu2, bleu4, coverage) in zip(("p", "NADO"), pair, strict=True):
             removed = "–" if name == "p" else f"{100 * (coverage - covered) / (100 - covered):.0f}"

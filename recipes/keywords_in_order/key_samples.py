@@ -59,11 +59,16 @@ class Making:
             self.clock.say(f"  {min(first + size, len(prompts)):,} of {len(prompts):,} prompts")
         return wait(labels, folder)
 
-    def write_freely(self, count: int, folder: Path, seed: int) -> Samples:
+    def write_freely(self, count: int, folder: Path, seed: int, proposal: Proposal | None = None) -> Samples:
         """Texts of p after no prompt at all, those that end by themselves."""
-        free = [Prompt("", "")]
         samples = draw(
-            self.model, free, folder, samples_per_prompt=count, seed=seed, batch_size=self.settings.batch
+            self.model,
+            [Prompt("", "")],
+            folder,
+            samples_per_prompt=count,
+            proposal=proposal or Proposal(),
+            seed=seed,
+            batch_size=self.settings.batch,
         )
         return samples.filter(samples.array("finished"))
 

@@ -1,6 +1,6 @@
 """What a run of the study does, read from a TOML file."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,16 @@ class KeyDraw:
     chunk: int = 16_384
     held_out: float = 0.02
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class OwnTexts:
+    """Texts of its own from which p learns to read keys: it need not read a small corpus too often."""
+
+    count: int = 0
+    temperature: float = 0.9
+    epochs: float = 2.0  # passes over the corpus before it writes them
+    seed: int = 4
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ class KeySettings:
 
     base: BaseSettings = field(default_factory=BaseSettings)
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    own: OwnTexts = field(default_factory=OwnTexts)
     draw: KeyDraw = field(default_factory=KeyDraw)
     shape: GuideShape = field(default_factory=GuideShape)
     guides: tuple[GuideStage, ...] = ()
@@ -103,6 +114,15 @@ class KeySettings:
         pairs = [(row, section) for section in self.rows for row in section.rows()]
         return [(row, section) for row, section in pairs if row.system == system]
 
+    def of_base(self, base: str) -> "KeySettings":
+        """The part of the study that is about one of the two bases."""
+        guides = tuple(each for each in self.guides if each.base == base)
+        systems = {base, *(each.name for each in guides)}
+        rows = [
+            replace(each, systems=tuple(filter(systems.__contains__, each.systems))) for each in self.rows
+        ]
+        return replace(self, guides=guides, rows=tuple(each for each in rows if each.systems))
+
     def stage(self, name: str) -> GuideStage:
         """A guide by its name."""
         return next(each for each in self.guides if each.name == name)
@@ -111,7 +131,13 @@ class KeySettings:
 def read_key_settings(path: Path) -> KeySettings:
     """Settings from a file."""
     table = read_table(path, [each.name for each in fields(KeySettings)])
-    kinds = {"base": BaseSettings, "adapter": AdapterSettings, "draw": KeyDraw, "shape": GuideShape}
+    kinds = {
+        "base": BaseSettings,
+        "adapter": AdapterSettings,
+        "own": OwnTexts,
+        "draw": KeyDraw,
+        "shape": GuideShape,
+    }
     sections: dict[str, Any] = {
         name: read_section(kind, table.get(name, {}), name) for name, kind in kinds.items()
     }

@@ -79,6 +79,7 @@ def describe_line(title: str, row: Any, line: KeyLine, base: KeyLine | None) -> 
         "decoding": row.decoding,
         "strength": row.strength,
         "exact_end": row.exact_end,
+        "doubt": row.doubt,
         "lists": len(line.written.texts),
         **{name: each.value for name, each in found.items()},
         "interval": {name: [each.low, each.high] for name, each in found.items()},

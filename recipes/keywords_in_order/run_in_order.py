@@ -28,7 +28,7 @@ import nearby  # noqa: F401  (finds stages, fine-tuning, decoding and recording)
 import numpy as np
 from dev_decoding import Written, write_base, write_guided
 from fine_tuning import fine_tune, load_base, make_adapter
-from guide_training import build_guide, open_guide, share_time
+from guide_training import build_guide, leave_out_last, open_guide, share_time
 from in_order_page import page
 from key_guides import Learning
 from key_samples import Making, read_folder, some_of
@@ -42,6 +42,7 @@ from ordered_keys import (
     ordered_oracle,
     read_keyed,
     shorten_keys,
+    write_keyed,
 )
 from prepare_keys import ABOUT, TEST, TRAIN, prepare_once
 from progress_log import Clock, Stages
@@ -57,7 +58,7 @@ from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel
 from nado.huggingface.reading import HuggingFaceReader
 from nado.prompts import Prompt
-from nado.proposals import Proposal, guided_mixture
+from nado.proposals import Proposal, guided_mixture, tempered
 from nado.samples import Samples
 from nado.storage import digest_file, digest_json, read_json, write_bytes, write_json
 from nado.versions import versions
@@ -72,6 +73,7 @@ _LAST_SECONDS = 20.0
 _FEWEST_SECONDS = 25.0  # with less left no further guide is begun
 LineT = TypeVar("LineT")
 KeyChooser: TypeAlias = Callable[[Sequence[str], int], list[tuple[str, ...]]]  # texts, seed → keys of each
+_OWN = "own.jsonl.gz"
 _TITLES = {SEQ2SEQ: "p, seq2seq", DA: "p, domain-adapted"}
 
 
@@ -80,13 +82,16 @@ class InOrder:
 
     def __init__(self, options: argparse.Namespace, workers: Workers) -> None:
         self.settings = read_key_settings(options.settings or _settings_of(options.corpus))
-        self.corpus, self.base, self.output = options.corpus, options.base, options.output
+        self.name, self.base, self.output = options.corpus, options.base, options.output
+        if options.only:
+            self.settings = self.settings.of_base(options.only)
+            self.name += f"-{options.only}"
         self.workers, self.later = workers, options.later
         self.given: Path | None = options.adapter
         self.clock = Clock(options.output / "run.log", deadline=options.deadline)
         prepared = options.prepared
         if prepared is None:
-            prepared = prepare_once(self.corpus, options.data, options.work / "prepared")
+            prepared = prepare_once(options.corpus, options.data, options.work / "prepared")
         inputs = [Path(self.base).name, self.settings.base.length_limit]
         inputs += [digest_file(prepared / name) for name in self.read(prepared)]
         conditions = {each.prompt.condition for each in (*self.training, *self.tested)}
@@ -110,9 +115,9 @@ class InOrder:
         for base in (SEQ2SEQ, DA):
             self.decode(base, base, [BASE])
         waiting = list(self.settings.guides)
-        while waiting:
+        while waiting := self.fitting(waiting):
             if not self.learn(waiting):
-                self.left_out = [each.name for each in waiting]
+                self.left_out = [each.name for each in waiting] + self.left_out
                 break
             stage = waiting.pop(0)
             self.decode(stage.name, stage.base, [f"guide-{stage.name}"])
@@ -127,17 +132,55 @@ class InOrder:
 
         def tune(folder: Path) -> dict[str, Any]:
             dev: Any = [replace(each, sees=sees) for sees in (True, False) for each in self.tested]
-            alone = {each.text: replace(each, sees=False) for each in self.training}
-            train: Any = [*self.training, *alone.values()]
+            train: Any = [*self.training, *self.alone()]
+            if own is not None:
+                train += read_own(self.stages.folder / own)
             settings, limit = self.settings.adapter, self.settings.base.length_limit
             if settings.epochs < 1:  # what is not learned need not be tokenised
                 train = [train[at] for at in some_of(round(settings.epochs * len(train)), len(train), 0)]
                 settings = replace(settings, epochs=1.0)
             return fine_tune(self.clock, self.base, train, dev, folder, settings, length_limit=limit)
 
-        place = make_adapter(self.stages, {"adapter": asdict(self.settings.adapter)}, self.given, tune)
+        own = self.write_own() if self.settings.own.count and self.given is None else None
+        config = {"adapter": asdict(self.settings.adapter)}
+        place = make_adapter(self.stages, config, self.given, tune, [] if own is None else [own])
         self.stages.run(BASE, asdict(self.settings.base), ["adapter"], lambda folder: {})
         pack(place, self.output / "adapter.tar")
+
+    def alone(self) -> list[KeyedText]:
+        """Every training text once, for a base that sees no key."""
+        return list({each.text: replace(each, sees=False) for each in self.training}.values())
+
+    def write_own(self) -> str:
+        """Texts of a p that has learned the corpus alone, with keys in them; returns the stage's name.
+
+        None of them is read twice: what p learns from them is to read keys, and no text by heart.
+        """
+        own, adapter = self.settings.own, replace(self.settings.adapter, epochs=self.settings.own.epochs)
+        limit, draw = self.settings.base.length_limit, self.settings.draw
+
+        def tune(folder: Path) -> dict[str, Any]:
+            alone: Any = self.alone()
+            tested: Any = [replace(each, sees=False) for each in self.tested]
+            place = folder / "adapter"
+            return fine_tune(self.clock, self.base, alone, tested, place, adapter, length_limit=limit)
+
+        first = self.stages.run("first_adapter", asdict(adapter), [], tune) / "adapter"
+
+        def write(folder: Path) -> dict[str, Any]:
+            model = load_base(self.base, first, self.settings.base, device=self.clock.device)
+            making = Making(self.clock, model, self.oracle, self.workers, draw)
+            drawn = making.write_freely(own.count, folder / "drawn", own.seed, tempered(own.temperature))
+            texts = [text.strip() for text in drawn.strings("text")]
+            counts = [len(each.keys) for each in self.training]
+            chosen = self.in_pieces(partial(keys_in_texts, counts=counts), texts, own.seed)
+            pairs = zip(texts, chosen, strict=True)
+            records = [{"text": text, "keys": list(keys)} for text, keys in pairs if keys]
+            write_keyed(folder / _OWN, records)
+            return {"texts": len(records)}
+
+        self.stages.run("own_texts", {"own": asdict(own), "draw": asdict(draw)}, ["first_adapter"], write)
+        return "own_texts"
 
     @cached_property
     def model(self) -> CausalModel:
@@ -209,12 +252,7 @@ class InOrder:
         def work(folder: Path) -> dict[str, Any]:
             drawn = self.making.write_freely(draw.hindsight, folder / "drawn", draw.seed + 3)
             texts = [text.strip() for text in drawn.strings("text")]
-            pieces = [texts[at : at + draw.chunk] for at in range(0, len(texts), draw.chunk)]
-            chosen = [
-                self.workers.submit(self.chooser, piece, draw.seed + number)
-                for number, piece in enumerate(pieces)
-            ]
-            keys = [found for each in chosen for found in each.result()]
+            keys = self.in_pieces(self.chooser, texts, draw.seed)
             conditions = [KeyedText(0, each, "", sees=False).prompt.condition for each in keys]
             return self.making.keep(drawn, conditions, folder)
 
@@ -225,6 +263,13 @@ class InOrder:
     def chooser(self) -> KeyChooser:
         """What finds keys that texts happen to have, as many as some test list, in any process."""
         return partial(keys_in_texts, counts=[len(each.keys) for each in self.tested])
+
+    def in_pieces(self, chooser: KeyChooser, texts: Sequence[str], seed: int) -> list[tuple[str, ...]]:
+        """Keys of each text, found by all processes."""
+        size = self.settings.draw.chunk
+        pieces = [texts[at : at + size] for at in range(0, len(texts), size)]
+        chosen = [self.workers.submit(chooser, piece, seed + number) for number, piece in enumerate(pieces)]
+        return [found for each in chosen for found in each.result()]
 
     def sample_q(self, stage: GuideStage) -> str:
         """Texts that the guide so far begins; returns the stage's name."""
@@ -261,14 +306,24 @@ class InOrder:
 
     # --- guides -----------------------------------------------------------------------------------------
 
+    def fitting(self, waiting: Sequence[GuideStage]) -> list[GuideStage]:
+        """The guides that there is time for; where a further call will go on, all of them."""
+        kept, others = leave_out_last(waiting, self._too_short)
+        self.left_out = [each.name for each in others] + self.left_out
+        return kept
+
+    def _too_short(self, waiting: Sequence[GuideStage]) -> bool:
+        if self.later or self.stages.is_done(f"guide-{waiting[0].name}"):
+            return False
+        return share_time(self.budget, waiting, self.reserve(waiting)) < waiting[0].seconds / 2
+
     def learn(self, waiting: Sequence[GuideStage]) -> bool:
         """Train the first of the waiting guides, for its share of the time left; whether there was time."""
         stage = waiting[0]
         shapes = [each.shape(self.settings.shape) for each in waiting]
         seconds = share_time(self.budget, shapes, self.reserve(waiting))
         name = f"guide-{stage.name}"
-        too_short = seconds < stage.seconds / 2
-        if not self.stages.is_done(name) and (too_short or self.clock.left < self.needed(stage, seconds)):
+        if not self.stages.is_done(name) and self.clock.left < self.needed(stage, seconds):
             return False
         sources = self.sources(stage)
 
@@ -385,11 +440,11 @@ class InOrder:
                 sum(each["stage_seconds"] for each in self.stages.facts.values()), 1
             ),  # of all calls
         }
-        path = self.output / f"keywords_in_order-{self.corpus}.json"
+        path = self.output / f"keywords_in_order-{self.name}.json"
         path.unlink(missing_ok=True)  # a run is recorded whole, and not joined to an earlier one
-        record("keywords_in_order", {self.corpus: found}, output=path)
+        record("keywords_in_order", {self.name: found}, output=path)
         write_bytes(self.output / "results.md", f"{page([read_json(path)])}\n".encode())
-        write_lines(self.output / f"texts-{self.corpus}.jsonl.gz", self.tested, lines)
+        write_lines(self.output / f"texts-{self.name}.jsonl.gz", self.tested, lines)
 
     def _base_line(self, row: Row, lines: dict[Row, LineT]) -> LineT | None:
         """p under the same decoding, or however it was decoded; None for p itself."""
@@ -413,6 +468,12 @@ def read_prepared(folder: Path) -> tuple[list[KeyedText], list[KeyedText]]:
     if not training or not tested:
         raise InputError(f"texts and test lists in {folder}", "none", "Run prepare_keys.py again.")
     return training, tested
+
+
+def read_own(folder: Path) -> list[KeyedText]:
+    """p's own texts with their keys, as a stage has left them."""
+    several = enumerate(read_keyed(folder / _OWN))
+    return [KeyedText(number, tuple(each["keys"]), each["text"]) for number, each in several]
 
 
 def write_lines(path: Path, tested: Sequence[KeyedText], lines: dict[Row, KeyLine]) -> None:
@@ -452,6 +513,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
     parser.add_argument("--adapter", type=Path, help="an adapter to take instead of fine-tuning one")
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
+    parser.add_argument("--only", choices=[SEQ2SEQ, DA], default="", help="guides of this base alone")
     parser.add_argument("--later", type=float, default=0.0, help="seconds that a further call will have")
     parser.add_argument("--workers", type=int, default=0, help="processes that label and score")
 
