@@ -83,7 +83,7 @@ SETTINGS = {
     "guide.heads": "4",
     "guide.layers": "1",
     "data.held_out": "0.2",
-    "train.steps": "90",
+    "train.steps": "150",
     "train.batch_size": "64",
     "train.learning_rate": "3e-3",
 }
@@ -373,14 +373,35 @@ def test_a_remembered_oracle_is_the_same_and_looks_at_a_text_once(
     texts = ["The dog watches the tree.", "yeah the dog...", "The dog watches the tree.", ""]
     looked: list[str] = []
     probabilities = oracle.probabilities
-    monkeypatch.setattr(oracle, "probabilities", lambda some: (looked.extend(some), probabilities(some))[1])
+    monkeypatch.setattr(
+        FormalityOracle,
+        "probabilities",
+        lambda self, some: (looked.extend(some), self.classifier.probabilities(map(spell_out, some)))[1],
+    )
     for several in (texts, texts[::-1], [*texts, "A cat."]):
         expected = probabilities(several) >= 0.5
         assert remembered([""] * len(several), several).tolist() == expected.tolist()
     assert looked == ["The dog watches the tree.", "yeah the dog...", "", "A cat."]
     monkeypatch.setattr("formality_oracle._REMEMBERED", 3)
     assert remembered([""] * 4, texts).tolist() == (probabilities(texts) >= 0.5).tolist()
-    assert len(remembered._answers) == 3
+    assert len(remembered._found) == 3
+
+
+def test_the_oracle_says_how_formal_a_prefix_is(prepared: Path) -> None:
+    folder = prepared / "study" / "oracle"
+    plain, stepped = FormalityOracle(folder), FormalityOracle(folder, steps=(0.2, 0.5, 0.9))
+    assert stepped.fingerprint != plain.fingerprint
+    texts = ["", "The dog", "The dog watches the tree.", "yeah the dog...", "yeah"]
+    found = plain.probabilities(texts)
+    for oracle in (stepped, RememberedFormality(stepped)):
+        bits, ends = oracle.read_prefixes([""] * 5, texts)
+        assert ends.tolist() == (found >= 0.5).tolist() == plain([""] * 5, texts).tolist()
+        assert np.array_equal(np.stack(bits), found[:, None] >= [0.2, 0.5, 0.9])
+        assert np.array_equal(np.stack(bits), np.stack(oracle.progress([""] * 5, texts)))
+        assert oracle.progress_names("x") == ["formality 0.2", "formality 0.5", "formality 0.9"]
+    bits, ends = plain.read_prefixes([""] * 5, texts)
+    assert [each.tolist() for each in bits] == [[each] for each in ends.tolist()]
+    assert plain.progress_names("x") == ["formality"]
 
 
 def test_the_judge_scores_as_it_was_fitted(tmp_path: Path) -> None:

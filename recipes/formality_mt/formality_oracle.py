@@ -34,55 +34,71 @@ _REMEMBERED = 2_000_000  # texts
 
 
 class FormalityOracle(Oracle):
-    """Whether the probability that a text is formal reaches `threshold`."""
+    """Whether the probability that a text is formal reaches `threshold`.
+
+    Of a prefix it volunteers which of the `steps` that probability has reached: how formal a text is by now
+    says far more of what can still be made of it than whether it would pass.
+    """
 
     cheap = True
     name = "formality"
 
-    def __init__(self, folder: str | Path, threshold: float = 0.5) -> None:
+    def __init__(self, folder: str | Path, threshold: float = 0.5, steps: Sequence[float] = ()) -> None:
         """`folder` is where a `LinearClassifier` was saved that was fitted to texts spelled out."""
         self.classifier = LinearClassifier.load(folder, threshold=threshold)
+        self.steps = tuple(steps)
 
     @property
     def spec(self) -> str:
-        """What tells this oracle from another: the classifier's own settings and weights."""
-        return f"formality({self.classifier.spec})"
+        """What tells this oracle from another: the classifier's own settings and weights, and the steps."""
+        steps = f", steps={list(self.steps)}" if self.steps else ""
+        return f"formality({self.classifier.spec}{steps})"
 
     def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
         """Whether each text is formal; the condition, what it translates, does not matter."""
         return self.probabilities(texts) >= self.classifier.threshold
+
+    def judge_progress(self, conditions: Sequence[str], prefixes: Sequence[str]) -> list[BoolArray]:
+        """For every step whether the prefix has reached it."""
+        return self._steps_reached(self.probabilities(prefixes))
+
+    def progress_names(self, condition: str) -> list[str]:
+        """A step each; without steps the one question."""
+        return [f"{self.name} {step:g}" for step in self.steps] or [self.name]
+
+    def read_prefixes(
+        self, conditions: Sequence[str], prefixes: Sequence[str]
+    ) -> tuple[list[BoolArray], BoolArray]:
+        """Progress and stop label by one look at each prefix."""
+        found = self.probabilities(prefixes)
+        return self._steps_reached(found), found >= self.classifier.threshold
+
+    def _steps_reached(self, found: NDArray[np.float64]) -> list[BoolArray]:
+        steps = np.array(self.steps or [self.classifier.threshold])
+        return list(found[:, None] >= steps[None, :])
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """How likely each text is formal."""
         return self.classifier.probabilities([spell_out(text) for text in texts])
 
 
-class RememberedFormality(Oracle):
+class RememberedFormality(FormalityOracle):
     """The same oracle, not asked twice about a text: most prefixes of a line begin one of another line, too.
 
     Not for an audit, which asks twice on purpose.
     """
 
-    cheap = True
-    name = FormalityOracle.name
-
     def __init__(self, oracle: FormalityOracle) -> None:
-        self.oracle = oracle
-        self._answers: dict[str, bool] = {}
+        self.classifier, self.steps = oracle.classifier, oracle.steps
+        self._found: dict[str, float] = {}
 
-    @property
-    def spec(self) -> str:
-        """That of the oracle itself."""
-        return self.oracle.spec
-
-    def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
-        """Whether each text is formal; only new ones are looked at."""
-        if len(self._answers) + len(texts) > _REMEMBERED:
-            self._answers.clear()
-        fresh = [text for text in dict.fromkeys(texts) if text not in self._answers]
-        found = self.oracle.judge([""] * len(fresh), fresh)
-        self._answers.update(zip(fresh, found.tolist(), strict=True))
-        return np.array([self._answers[text] for text in texts], dtype=bool)
+    def probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """How likely each text is formal; only new ones are looked at."""
+        if len(self._found) + len(texts) > _REMEMBERED:
+            self._found.clear()
+        fresh = [text for text in dict.fromkeys(texts) if text not in self._found]
+        self._found.update(zip(fresh, super().probabilities(fresh).tolist(), strict=True))
+        return np.array([self._found[text] for text in texts], dtype=np.float64)
 
 
 def spell_out(text: str) -> str:

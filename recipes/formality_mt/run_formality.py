@@ -364,7 +364,6 @@ class Run:
                 "draw": describe_section(self.study.draw),
             },
             "versions": versions(),
-            "seconds": round(self.clock.elapsed, 1),
         }
         write_json(self.output / "run.json", envelope(metrics, "run_formality.py"))
         lines = [

@@ -50,6 +50,7 @@ def score_run(
     references = _references(test)
     metrics = {
         **run["metrics"],
+        "seconds": all_seconds(run["metrics"]),
         "rows": rows,
         "tuned": tune(rows, scored),
         "left_out": left_out(run["metrics"]),
@@ -62,6 +63,12 @@ def score_run(
     tables = results(found, None if base is None else read_json(base))
     write_bytes(output / "results.md", f"{tables}\n".encode())
     return found
+
+
+def all_seconds(metrics: dict[str, Any]) -> float:
+    """How long a run took, all of its calls together."""
+    stages = [*metrics["stages"].values(), *metrics["rows"]]
+    return round(float(sum(each["stage_seconds"] for each in stages)), 1)
 
 
 def left_out(metrics: dict[str, Any]) -> dict[str, str]:
