@@ -15,6 +15,7 @@ from commongen import FORMS, read_pairs
 from nado.errors import InputError
 from nado.oracles import ForbiddenWords, Keywords, check_oracle, prepare_forms
 from nado.oracles.inflection import form_by_rule, inflect
+from nado.oracles.keywords import _find_in_order
 from nado.oracles.words import normalise, split_words
 
 
@@ -238,6 +239,22 @@ def test_in_order_is_a_subsequence(words, keys):
     rest = iter(words)
     expected = all(key in rest for key in keys)
     assert Keywords(in_order=True, inflections=False)([", ".join(keys)], [" ".join(words)])[0] == expected
+
+
+PIECES = ["dog", "dogs", "Dog's", "don't", "café", "CAFE", "dog-cat", "cat,", "’tis", "日本", "3"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=8),
+    st.lists(st.sampled_from(PIECES[:6]), min_size=1, max_size=4),
+)
+def test_single_words_in_order_are_found_as_by_their_places(words, keys):
+    question = Keywords(in_order=True)
+    plain = [question._key(key) for key in keys]
+    never = [key._replace(patterns=(re.compile("(?!)"),)) for key in plain]  # which takes the general way
+    text = " ".join(words)
+    assert _find_in_order(plain, text) == _find_in_order(never, text)
 
 
 def test_arguments_come_back_unchanged():

@@ -236,8 +236,20 @@ def _matches(key: Key, text: str) -> bool:
     return any(pattern.search(text) for pattern in key.patterns)
 
 
+def _find_words_in_order(keys: Sequence[Key], words: Sequence[str]) -> list[bool]:
+    """The same where every keyword is a single word: one walk through the words, as this is a hot path."""
+    rest, found = iter(words), 0
+    for key in keys:
+        if not any(word in key.words for word in rest):
+            break
+        found += 1
+    return [True] * found + [False] * (len(keys) - found)
+
+
 def _find_in_order(keys: Sequence[Key], text: str) -> list[bool]:
     """Take the earliest end of each keyword after the last: if any placing in order exists, this one does."""
+    if not any(key.patterns for key in keys):
+        return _find_words_in_order(keys, split_words(text))
     text = normalise(text)
     words = [(match.group(), *match.span()) for match in find_words(text)]
     found, place = [], 0
