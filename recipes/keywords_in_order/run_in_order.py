@@ -65,9 +65,9 @@ from nado.versions import versions
 from recording import record
 
 # Seconds kept free before the deadline: for a line of the table, a round's draws, other draws, reading them.
-_ROW_SECONDS = {"greedy": 6.0, "sample": 8.0, "beam": 20.0, "search": 15.0}
-_ROUND_SECONDS = 45.0
-_SAMPLES_SECONDS = 60.0
+_ROW_SECONDS = {"greedy": 10.0, "sample": 8.0, "beam": 60.0, "search": 25.0}
+_ROUND_SECONDS = 90.0
+_SAMPLES_SECONDS = 80.0
 _DATA_SECONDS = 20.0
 _LAST_SECONDS = 20.0
 _FEWEST_SECONDS = 25.0  # with less left no further guide is begun
