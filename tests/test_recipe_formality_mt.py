@@ -674,7 +674,7 @@ def test_where_time_is_short_the_last_guides_are_left_out() -> None:
     assert fit(20.0) == []
     assert set(run.left_out) == set(names)
     done.add(f"guide-{names[0]}")  # what is trained already is decoded
-    assert fit(20.0) == names
+    assert fit(20.0) == names[:1]
 
 
 def test_a_guide_without_lines_is_said_to_be_left_out() -> None:

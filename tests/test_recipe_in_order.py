@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from nado.errors import InputError
 from nado.samples import read_samples
@@ -22,7 +23,8 @@ sys.path.insert(0, str(RECIPE))
 import in_order_page  # noqa: E402
 import prepare_keys  # noqa: E402
 import run_in_order  # noqa: E402
-from dev_decoding import Written  # noqa: E402
+from dev_decoding import Written, _drawn_from, write_guided  # noqa: E402
+from final_texts import final_rows  # noqa: E402
 from key_corpora import cut_passages, like_pointer, shares_run  # noqa: E402
 from key_settings import read_key_settings  # noqa: E402
 from key_table import KeyLine, against_base, score_keyed  # noqa: E402
@@ -34,6 +36,7 @@ from ordered_keys import (  # noqa: E402
     read_keyed,
     shorten_keys,
 )
+from study_settings import FinalSettings, Row, RowSettings  # noqa: E402
 
 NOUNS = ["dog", "cat", "ball", "beach", "man", "woman", "park"]
 SETTINGS = """
@@ -238,7 +241,8 @@ def test_p_learns_to_read_keys_from_texts_of_its_own(finished: Path) -> None:
     assert ordered_oracle()([", ".join(each["keys"]) for each in own], [each["text"] for each in own]).all()
     learned = {record["text"] for record in read_keyed(finished / "prepared" / "train.jsonl.gz")}
     assert {each["text"] for each in own} - learned
-    assert stages["first_adapter"]["steps"] < stages["adapter"]["steps"]
+    drawn = read_samples(finished / "work" / "own_texts" / "drawn")
+    assert set(drawn.strings("proposal")) == {"p at temperature 0.9"}
 
 
 def test_one_base_alone_is_a_study_of_its_own(finished: Path) -> None:
@@ -259,8 +263,9 @@ def test_without_a_further_call_the_last_guides_are_left_out(place: Path) -> Non
         def __init__(self, left: float, later: float) -> None:
             self.settings, self.later, self.left_out = settings, later, []
             self.clock: Any = SimpleNamespace(left=left)
-            self.stages: Any = SimpleNamespace(is_done=lambda name: False)
+            self.stages: Any = SimpleNamespace(is_done=done.__contains__)
 
+    done: set[str] = set()
     guides = list(settings.guides)
     kept = [len(Short(left, 0.0).fitting(guides)) for left in range(50, 3000, 50)]
     assert kept == sorted(kept)  # the more time, the more guides, one by one
@@ -268,7 +273,34 @@ def test_without_a_further_call_the_last_guides_are_left_out(place: Path) -> Non
     short = Short(700.0, 0.0)
     first = short.fitting(guides)
     assert [each.name for each in first] + short.left_out == [each.name for each in guides]
-    assert Short(50.0, 100.0).fitting(guides) == guides  # another call goes on with them
+    assert Short(50.0, 5000.0).fitting(guides) == guides  # another call goes on with them
+    assert Short(50.0, 100.0).fitting(guides) == []  # but not if that one has no time, either
+    done |= {"guide-warm", "guide-nado"}  # what is trained is never left out
+    assert [each.name for each in Short(50.0, 0.0).fitting(guides)] == ["nado", "warm"]
+    done.clear()
+    without = Short(1000.0, 0.0).reserve(guides)
+    done.add("hindsight-da")  # what is drawn is not drawn again
+    assert Short(1000.0, 0.0).reserve(guides) == without - settings.reserved.samples
+
+
+def test_lines_are_guided_with_their_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def write(*asked: Any, guidance: Any, **more: Any) -> Any:
+        seen.append(guidance)
+        return SimpleNamespace(texts=[], oracle_calls=0, oracle_seconds=0.0)
+
+    base = SimpleNamespace(device=torch.device("cpu"))
+    model: Any = SimpleNamespace(base=base, generate_texts=write, guides=[None], oracle=ordered_oracle())
+    asked: Any = [KeyedText(0, ("dog", "cat"), "")]
+    row = Row("rounds", "greedy", 2.0, exact_end=False, doubt=0.1)
+    write_guided(model, asked, row, RowSettings(("rounds",)))
+    monkeypatch.setattr("dev_decoding.GuidedLanguageModel", write)
+    _drawn_from(model, row, asked)
+    assert [(each.strength, each.doubt) for each in seen] == [(2.0, 0.1)] * 2
+    assert row.name == "rounds-greedy-strength2-doubt0.1-free"
+    chosen = {"strength": 2.0, "doubt": 0.1}
+    assert final_rows(chosen, FinalSettings())["q"].doubt == 0.1
 
 
 def is_within(keys: list[str], whole: list[str]) -> bool:
@@ -354,11 +386,24 @@ def test_one_command_leads_from_data_to_the_tables(
     monkeypatch.setattr("key_corpora._TESTED", 40)
     settings = SETTINGS.partition("[[guides]]")[0]
     lines = '[[rows]]\nsystems = ["seq2seq"]\n'
-    (tmp_path / "few.toml").write_text(settings.replace("epochs = 8.0", "epochs = 0.5") + lines, "utf-8")
+    (tmp_path / "few.toml").write_text(settings.replace("epochs = 8.0", "epochs = 1.0") + lines, "utf-8")
     words = ["--corpus", "reviews", "--data", str(data), "--base", str(place / "base")]
     words += ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "out")]
     words += ["--settings", str(tmp_path / "few.toml")]
+    learned: list[list[KeyedText]] = []
+    tune = run_in_order.fine_tune
+
+    def watched(clock: Any, base: str, train: Any, *rest: Any, **more: Any) -> Any:
+        learned.append(train)
+        return tune(clock, base, train, *rest, **more)
+
+    monkeypatch.setattr(run_in_order, "fine_tune", watched)
     assert run_in_order.main(words) == 0
+    assert not any(each.sees for each in learned[0])  # first the texts alone
+    own = {each["text"] for each in read_keyed(tmp_path / "work" / "own_texts" / "own.jsonl.gz")}
+    real = {each["text"] for each in read_keyed(tmp_path / "work" / "prepared" / "train.jsonl.gz")}
+    assert {each.text for each in learned[1] if each.sees} == own | real
+    assert {each.text for each in learned[1] if not each.sees} == real
     found = read_json(tmp_path / "out" / "keywords_in_order-reviews.json")["metrics"]["reviews"]
     assert found["about"]["test_lists"] == 40
     text = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")

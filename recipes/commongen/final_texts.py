@@ -30,7 +30,8 @@ def choose_line(lines: Sequence[dict[str, Any]], settings: FinalSettings) -> dic
 
 def final_rows(chosen: dict[str, Any], settings: FinalSettings) -> dict[str, Row]:
     """p, q and verified q, as they write for the test sets."""
-    q = Row(settings.system, settings.decoding, chosen["strength"], settings.exact_end)
+    doubt = chosen.get("doubt", 0.0)  # lines of older records have none
+    q = Row(settings.system, settings.decoding, chosen["strength"], settings.exact_end, doubt=doubt)
     strength, exact_end = settings.verified_strength, settings.verified_exact_end
     return {
         "p": Row(BASE, q.base_decoding, 1.0, exact_end=False),

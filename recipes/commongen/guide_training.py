@@ -156,13 +156,20 @@ def share_time(clock: Clock, waiting: Sequence[Timed], reserve: float) -> float:
 
 
 def leave_out_last(
-    waiting: Sequence[WaitingT], too_short: Callable[[Sequence[WaitingT]], bool]
+    waiting: Sequence[WaitingT],
+    done: Callable[[WaitingT], bool],
+    too_short: Callable[[Sequence[WaitingT]], bool],
 ) -> tuple[list[WaitingT], list[WaitingT]]:
-    """Those there is time for, and those there is not: rather than cutting all short, the last are left."""
-    kept = list(waiting)
-    while kept and too_short(kept):
-        kept.pop()
-    return kept, list(waiting[len(kept) :])
+    """Those there is time for, and those there is not: rather than cutting all short, the last are left.
+
+    What is done already is never left out; `too_short` is asked about the others.
+    """
+    begun = [each for each in waiting if not done(each)]
+    kept = len(begun)
+    while kept and too_short(begun[:kept]):
+        kept -= 1
+    others = begun[kept:]
+    return [each for each in waiting if each not in others], others
 
 
 def plan_steps(folder: Path, settings: GuideSettings, seconds: float, a_step: float) -> int:

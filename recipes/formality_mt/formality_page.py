@@ -15,7 +15,7 @@ def results(found: dict[str, Any], base: dict[str, Any] | None) -> str:
     """What stands between the marks."""
     metrics = found["metrics"]
     parts = [
-        f"{found['date']}, {found['machine']}, commit {found['commit']}, {metrics['seconds']:.0f} s: "
+        f"{found['date']}, {found['machine']}, commit {found['commit']}, {metrics['seconds']:.0f} s in all: "
         f"`{found['command']}`.",
         "" if base is None else base_section(base),
         "Fisher test; BLEU and chrF (sacreBLEU, defaults) against the fluent references without “None”, BLEU "

@@ -20,7 +20,7 @@ from translation_data import Pair, drawing_sources, read_tatoeba, read_test_reco
 from vocabulary import train_vocabulary
 
 from nado.errors import NadoError
-from nado.storage import write_json
+from nado.storage import read_json, write_json
 
 CORPUS, STUDY = "corpus", "study"  # folders of the output
 FACTS = "prepared.json"
@@ -38,10 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare_once(arguments: Sequence[str]) -> None:
-    """Prepare, unless it has been done in this folder."""
+    """Prepare, unless it has been done in this folder with the same choices."""
     options = _parse(arguments)
-    if not (options.output / STUDY / FACTS).is_file():
+    path = options.output / STUDY / FACTS
+    if not path.is_file() or read_json(path).get("choices") != _choices(options):
+        path.unlink(missing_ok=True)
         prepare(options)
+
+
+def _choices(options: argparse.Namespace) -> dict[str, Any]:
+    """What files depend on beside the corpora."""
+    return {name: getattr(options, name) for name in ("vocabulary", "sources", "longest", "seed")}
 
 
 def prepare(options: argparse.Namespace) -> dict[str, Any]:
@@ -63,6 +70,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
     write_records(study / "sources.jsonl", _prompts(sources, "train") + _prompts(_distinct(tested), "test"))
     tokenizer = train_vocabulary(_texts(pairs), options.vocabulary, corpus / "tokenizer")
     facts = {
+        "choices": _choices(options),
         "pairs": {"tatoeba": len(written), "in all, with spoken forms": len(pairs)},
         "tatoeba_test": len(tatoeba_test),
         "fisher_test": {

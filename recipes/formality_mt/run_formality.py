@@ -4,7 +4,8 @@
     python recipes/formality_mt/run_formality.py --prepared local/formality_mt/study --work WORK --output OUT
 
 DATA is what prepare_translation.py takes: files are prepared and a base is trained first, unless another one
-is named (`--set base.name=…`). PREPARED is what that has made, with a base in the folder beside it.
+is named (`--set base.name=…`); a deadline counts from the first of that. PREPARED is what
+prepare_translation.py has made, with a base in the folder beside it.
 study.toml says what a guide is and how it is trained, table.toml what is varied. Each stage leaves its result
 in WORK and is not done again when the command is repeated with the same settings; one that was interrupted
 goes on. With `--deadline` guides are trained for as long as leaves time for all the rest. OUT gets run.json
@@ -182,15 +183,16 @@ class Run:
 
     def fitting(self, waiting: Sequence[str]) -> list[str]:
         """The guides that there is time for: rather than cutting all short, the last ones are left out."""
-        kept, others = leave_out_last(waiting, self._too_short)
+        kept, others = leave_out_last(waiting, self._is_trained, self._too_short)
         for name in reversed(others):
             self.left_out[name] = f"no time: {self.clock.left:.0f} s before the deadline"
             self.clock.say(f"guide-{name}: left out, {self.left_out[name]}")
         return kept
 
+    def _is_trained(self, name: str) -> bool:
+        return self.stages.is_done(f"guide-{name}")
+
     def _too_short(self, waiting: Sequence[str]) -> bool:
-        if self.stages.is_done(f"guide-{waiting[0]}"):
-            return False
         several = [self.table.guides[each] for each in waiting]
         return share_time(self.clock, several, self.reserve(waiting)) < several[0].seconds / 2
 
@@ -429,17 +431,20 @@ def require_prepared(study: Study, prepared: Path) -> None:
 
 def begin_with_data(options: argparse.Namespace) -> None:
     """Prepare the files and train the base, where that was not done before; the rest goes on from there."""
-    began, deadline = time.perf_counter(), ["--deadline", str(options.deadline)]
-    folder = options.work / "prepared"
+    began, folder = time.perf_counter(), options.work / "prepared"
+
+    def left() -> float:
+        spent = time.perf_counter() - began
+        return max(1.0, options.deadline - spent) if options.deadline else 0.0
+
     prepare_once(["--data", str(options.data), "--output", str(folder), *shlex.split(options.prepare)])
     options.prepared = folder / STUDY
     if not any(each.startswith("base.name=") for each in options.settings):
         places = {"corpus": folder / CORPUS, "work": options.work / "translator", "output": options.output}
         words = [word for name, path in places.items() for word in (f"--{name}", str(path))]
-        model = train_base([*words, *deadline, *shlex.split(options.train)])
+        model = train_base([*words, "--deadline", str(left()), *shlex.split(options.train)])
         options.settings.insert(0, f"base.name={model.absolute()}")
-    if options.deadline:
-        options.deadline = max(1.0, options.deadline - (time.perf_counter() - began))
+    options.deadline = left()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -476,8 +481,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--data", type=Path, help="the folder of the raw corpora")
     given.add_argument("--prepared", type=Path, help="the folder study of prepare_translation.py")
-    parser.add_argument("--prepare", default="", help="with --data: options of prepare_translation.py")
-    parser.add_argument("--train", default="", help="with --data: options of train_translator.py")
+    more = "with --data: options of {}, as --{}='--{}'"
+    parser.add_argument(
+        "--prepare", default="", help=more.format("prepare_translation.py", "prepare", "sources 10000")
+    )
+    parser.add_argument(
+        "--train", default="", help=more.format("train_translator.py", "train", "seconds 420")
+    )
     parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
     parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
     parser.add_argument("--study", type=Path, default=here / "study.toml", help="the study")

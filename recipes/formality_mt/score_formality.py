@@ -2,7 +2,8 @@
 
     python recipes/formality_mt/score_formality.py OUT --prepared local/formality_mt/study --record
 
-Needs no GPU. OUT is the --output of run_formality.py; formality_mt.json is written there.
+Needs no GPU. OUT is the --output of run_formality.py; formality_mt.json and its tables, results.md, are
+written there.
 """
 
 import argparse

@@ -93,6 +93,18 @@ class GuideShape:
 
 
 @dataclass(frozen=True)
+class Reserved:
+    """Seconds that are kept free before a deadline: for a line of the table, a round's draws, other draws."""
+
+    greedy: float = 6.0
+    sample: float = 8.0
+    beam: float = 20.0
+    search: float = 15.0
+    round: float = 45.0
+    samples: float = 60.0
+
+
+@dataclass(frozen=True)
 class KeySettings:
     """A whole run."""
 
@@ -101,6 +113,7 @@ class KeySettings:
     own: OwnTexts = field(default_factory=OwnTexts)
     draw: KeyDraw = field(default_factory=KeyDraw)
     shape: GuideShape = field(default_factory=GuideShape)
+    reserved: Reserved = field(default_factory=Reserved)
     guides: tuple[GuideStage, ...] = ()
     rows: tuple[RowSettings, ...] = ()
     group: str = ""  # what stands above these lines where a study has several tables
@@ -137,6 +150,7 @@ def read_key_settings(path: Path) -> KeySettings:
         "own": OwnTexts,
         "draw": KeyDraw,
         "shape": GuideShape,
+        "reserved": Reserved,
     }
     sections: dict[str, Any] = {
         name: read_section(kind, table.get(name, {}), name) for name, kind in kinds.items()

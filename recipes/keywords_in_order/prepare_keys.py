@@ -81,6 +81,7 @@ def prepare_once(corpus: str, data: Path, folder: Path) -> Path:
     """The folder, in which the corpus is prepared in the usual way unless it is there."""
     about = folder / ABOUT
     if not about.is_file() or read_json(about)["corpus"] != corpus:
+        about.unlink(missing_ok=True)
         prepare(_parse(["--corpus", corpus, "--data", str(data), "--output", str(folder)]))
     return folder
 

@@ -64,10 +64,7 @@ from nado.storage import digest_file, digest_json, read_json, write_bytes, write
 from nado.versions import versions
 from recording import record
 
-# Seconds kept free before the deadline: for a line of the table, a round's draws, other draws, reading them.
-_ROW_SECONDS = {"greedy": 10.0, "sample": 8.0, "beam": 60.0, "search": 25.0}
-_ROUND_SECONDS = 90.0
-_SAMPLES_SECONDS = 80.0
+# Seconds kept free before the deadline beside those in the settings: for reading samples, for the rest.
 _DATA_SECONDS = 20.0
 _LAST_SECONDS = 20.0
 _FEWEST_SECONDS = 25.0  # with less left no further guide is begun
@@ -128,7 +125,10 @@ class InOrder:
     # --- p ----------------------------------------------------------------------------------------------
 
     def adapt(self) -> None:
-        """One adapter for both bases: every text is learned after each of its lists, and once by itself."""
+        """One adapter for both bases: every text is learned after each of its lists, and once by itself.
+
+        Where settings ask for texts of p's own, these too, after keys that are in them.
+        """
 
         def tune(folder: Path) -> dict[str, Any]:
             dev: Any = [replace(each, sees=sees) for sees in (True, False) for each in self.tested]
@@ -154,7 +154,8 @@ class InOrder:
     def write_own(self) -> str:
         """Texts of a p that has learned the corpus alone, with keys in them; returns the stage's name.
 
-        None of them is read twice: what p learns from them is to read keys, and no text by heart.
+        In one pass none of them is read twice: what p learns from them is to read keys, and no text by
+        heart.
         """
         own, adapter = self.settings.own, replace(self.settings.adapter, epochs=self.settings.own.epochs)
         limit, draw = self.settings.base.length_limit, self.settings.draw
@@ -179,7 +180,8 @@ class InOrder:
             write_keyed(folder / _OWN, records)
             return {"texts": len(records)}
 
-        self.stages.run("own_texts", {"own": asdict(own), "draw": asdict(draw)}, ["first_adapter"], write)
+        config = {"own": asdict(own), "batch": draw.batch, "chunk": draw.chunk}
+        self.stages.run("own_texts", config, ["first_adapter"], write)
         return "own_texts"
 
     @cached_property
@@ -218,7 +220,7 @@ class InOrder:
     def sample_p(self, base: str) -> str:
         """Texts of p for training lists; returns the stage's name."""
         draw = self.settings.draw
-        name = f"samples-{base}"
+        name = samples_name(P, base)
 
         def work(folder: Path) -> dict[str, Any]:
             prompts = self.prompts(base, draw.lists, draw.seed)
@@ -231,7 +233,7 @@ class InOrder:
     def bring_references(self, base: str) -> str:
         """Training texts with their own keys; returns the stage's name."""
         draw = self.settings.draw
-        name = f"references-{base}"
+        name = samples_name(REFERENCES, base)
 
         def work(folder: Path) -> dict[str, Any]:
             chosen = some_of(draw.references, len(self.training), draw.seed + 1)
@@ -247,7 +249,7 @@ class InOrder:
         Given its keys such a text is a draw from q*, but for how they were chosen, and there is no waiting
         for one.
         """
-        draw, name = self.settings.draw, f"hindsight-{DA}"
+        draw, name = self.settings.draw, samples_name(HINDSIGHT, DA)
 
         def work(folder: Path) -> dict[str, Any]:
             drawn = self.making.write_freely(draw.hindsight, folder / "drawn", draw.seed + 3)
@@ -307,14 +309,15 @@ class InOrder:
     # --- guides -----------------------------------------------------------------------------------------
 
     def fitting(self, waiting: Sequence[GuideStage]) -> list[GuideStage]:
-        """The guides that there is time for; where a further call will go on, all of them."""
-        kept, others = leave_out_last(waiting, self._too_short)
+        """The guides that there is time for, in this call and in a further one."""
+        kept, others = leave_out_last(waiting, self._is_trained, self._too_short)
         self.left_out = [each.name for each in others] + self.left_out
         return kept
 
+    def _is_trained(self, stage: GuideStage) -> bool:
+        return self.stages.is_done(f"guide-{stage.name}")
+
     def _too_short(self, waiting: Sequence[GuideStage]) -> bool:
-        if self.later or self.stages.is_done(f"guide-{waiting[0].name}"):
-            return False
         return share_time(self.budget, waiting, self.reserve(waiting)) < waiting[0].seconds / 2
 
     def learn(self, waiting: Sequence[GuideStage]) -> bool:
@@ -352,19 +355,25 @@ class InOrder:
         """Seconds before the deadline without which a guide is not begun."""
         if not self.later:  # there is no other call to leave it to, but also no use in too short a time
             return _FEWEST_SECONDS + _LAST_SECONDS
-        rows = sum(_ROW_SECONDS[row.kind] for row, _ in self.settings.rows_of(stage.name))
-        drawing = _ROUND_SECONDS if Q in stage.learn else _SAMPLES_SECONDS
-        return drawing + _DATA_SECONDS + seconds + rows + _LAST_SECONDS
+        reserved = self.settings.reserved
+        drawing = reserved.round if Q in stage.learn else reserved.samples
+        return drawing + _DATA_SECONDS + seconds + self.row_seconds([stage]) + _LAST_SECONDS
+
+    def row_seconds(self, several: Sequence[GuideStage]) -> float:
+        """Seconds that the lines of guides will take."""
+        rows = [row for each in several for row, _ in self.settings.rows_of(each.name)]
+        return float(sum(getattr(self.settings.reserved, row.kind) for row in rows))
 
     def reserve(self, waiting: Sequence[GuideStage]) -> float:
         """Seconds that everything but training will take from now on."""
-        rows = [row for each in waiting for row, _ in self.settings.rows_of(each.name)]
+        reserved = self.settings.reserved
         rounds = sum(Q in each.learn for each in waiting)
-        fresh = len({(each.base, kind) for each in waiting for kind in each.learn if kind != Q})
+        names = {samples_name(kind, each.base) for each in waiting for kind in each.learn if kind != Q}
+        fresh = sum(not self.stages.is_done(name) for name in names)
         return (
-            sum(_ROW_SECONDS[row.kind] for row in rows)
-            + _ROUND_SECONDS * rounds
-            + _SAMPLES_SECONDS * fresh
+            self.row_seconds(waiting)
+            + reserved.round * rounds
+            + reserved.samples * fresh
             + _DATA_SECONDS * len(waiting)
             + _LAST_SECONDS
         )
@@ -453,6 +462,11 @@ class InOrder:
             return None
         several = {each.decoding: line for each, line in lines.items() if each.system == base}
         return several.get(row.decoding) or next(iter(several.values()), None)
+
+
+def samples_name(kind: str, base: str) -> str:
+    """The stage that makes samples of one kind for a base."""
+    return f"{'samples' if kind == P else kind}-{base}"
 
 
 def _settings_of(corpus: str) -> Path:
