@@ -217,6 +217,32 @@ def test_with_doubt_a_text_that_does_not_satisfy_has_its_price(penalty: float, s
     assert len({kept for doubt, kept in picked if doubt == 0.2}) == 2  # sometimes it pays, sometimes not
 
 
+def is_plausible(q: GuidedLanguageModel, tokens: list[int], share: float) -> bool:
+    """Whether every token has that share of the p of the likeliest one that R leaves."""
+    state = q.start([PAIR.prompt], [PAIR.condition])
+    for token in tokens:
+        left = state.log_p_base[0].masked_fill(state.step.log_factor[0].isneginf(), -math.inf).exp()
+        if left[token] < share * left.max():
+            return False
+        state = q.step(state, torch.tensor([token]))
+    return True
+
+
+def test_with_plausible_tokens_alone_the_best_text_of_these_is_found() -> None:
+    differs = 0
+    for seed in range(6):
+        model = table(seed)
+        log_r = exact_log_r(model, LETTERS, *PAIR)
+        q, held = guided(model, log_r), guided(model, log_r, plausible=0.4)
+        outcomes, satisfied = model.outcomes("x"), satisfied_outcomes(model, LETTERS, *PAIR)
+        texts = [row[:length].tolist() for row, length in zip(outcomes.tokens, outcomes.lengths, strict=True)]
+        allowed = satisfied & torch.tensor([is_plausible(q, text, 0.4) for text in texts])
+        (row,) = search_beams(held, [PAIR], EVERY, patient=True).best
+        assert row.tokens == likeliest(model, allowed, 0.0)
+        differs += row.tokens != likeliest(model, satisfied, 0.0)
+    assert differs > 0
+
+
 def test_a_target_rate_and_a_floor_are_for_sampling() -> None:
     model = table()
     with pytest.raises(InputError, match=r"a target rate of 0\.5; found beam search"):

@@ -24,6 +24,7 @@ from nado.decomposition import (
     log_weight,
     mixture_log_proposal,
     negate,
+    plausible_log_r,
     require_coverage,
     require_strength,
     smc_log_increment,
@@ -664,3 +665,14 @@ def test_errors_say_what_to_do() -> None:
     assert (
         text_of(error) == "expected shares that sum to 1; found a sum of 2. Divide the shares by their sum."
     )
+
+
+def test_only_plausible_tokens_stay_and_one_always_does() -> None:
+    log_p = torch.tensor([[0.6, 0.3, 0.06, 0.04], [0.97, 0.01, 0.01, 0.01]]).log()
+    log_r = torch.tensor([[0.1, 0.1, 0.9, 0.9], [0.0, 0.2, 0.2, 0.9]]).log()
+    kept = torch.isfinite(plausible_log_r(log_p, log_r, 0.1))
+    # What cannot be written at all makes nothing implausible.
+    assert kept.tolist() == [[True, True, True, False], [False, True, True, True]]
+    assert torch.equal(plausible_log_r(log_p, log_r, 0.1)[kept], log_r[kept])
+    assert torch.isfinite(plausible_log_r(log_p, log_r, 1.0)).sum(dim=1).tolist() == [1, 3]
+    assert torch.equal(plausible_log_r(log_p, log_r, 0.0), log_r)

@@ -732,6 +732,10 @@ def test_what_is_refused() -> None:
         "expected no floor where texts are weighted; found a floor of 0.1. Texts given up below a floor are "
         "missing from every estimate: use Guidance(floor=0)."
     )
+    with pytest.raises(
+        InputError, match=r"every token within reach where texts are weighted; found plausible"
+    ):
+        draw_weighted(guided("noisy", plausible=0.1), ["x"], ["ab"], ORACLE, count=1)
     with pytest.raises(MismatchError) as other:
         smc(guided("noisy", exact_end=True), ["x"], ["ab"], Keywords(), particles=2)
     assert str(other.value) == (

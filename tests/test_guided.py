@@ -133,9 +133,15 @@ def test_forward_returns_the_log_q_of_the_stepping_protocol(kind: str, name: str
 
 
 @pytest.mark.parametrize(
-    "guidance", [Guidance(strength=2.0), Guidance(strength=0.0, exact_end=True), Guidance(1.5, doubt=0.2)]
+    "guidance",
+    [
+        Guidance(strength=2.0),
+        Guidance(strength=0.0, exact_end=True),
+        Guidance(1.5, doubt=0.2),
+        Guidance(2.0, plausible=0.3),
+    ],
 )
-def test_strength_and_doubt(guidance: Guidance) -> None:
+def test_strength_doubt_and_plausibility(guidance: Guidance) -> None:
     model = guided_model("llama")
     output = run(model, guidance)
     expected, live = stepped(model, guidance, written(model, output))

@@ -265,6 +265,7 @@ def test_a_proposal_that_the_oracle_masks_is_refused() -> None:
     for guidance, found in (
         (Guidance(exact_end=True), "an exact end"),
         (Guidance(floor=0.1), "a floor of 0.1"),
+        (Guidance(plausible=0.1), "plausible 0.1"),
     ):
         guided = GuidedLanguageModel(reader.model, random_guide(reader), guidance=guidance, oracle=Keywords())
         with pytest.raises(CoverageError, match=found):

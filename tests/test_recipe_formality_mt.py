@@ -67,6 +67,7 @@ budget = 4
 [guides.t1]
 title = "NADO, T = 1"
 doubts = [0.0, 0.1]
+plausibles = [0.0, 1.0]
 beam_strengths = [1.0]
 beam_doubts = [0.0, 1.0]
 [guides.warm]
@@ -243,7 +244,7 @@ def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
 
 def test_one_command_leads_from_data_to_the_tables(finished: Path) -> None:
     text = (finished / "out" / "results.md").read_text(encoding="utf-8")
-    assert f"| base | greedy | – | – | {rows_of(finished)['base-greedy']['bleu_fluent']:.2f}" in text
+    assert f"| base | greedy | – | – | – | {rows_of(finished)['base-greedy']['bleu_fluent']:.2f}" in text
     assert "Base: " in text  # how it was trained
 
 
@@ -533,6 +534,8 @@ def test_guides_raise_formality_and_everything_is_in_the_table(finished: Path) -
         "fudge-beam",
         "t1-greedy",
         "t1-greedy-doubt0.1",
+        "t1-greedy-plausible1",
+        "t1-greedy-doubt0.1-plausible1",
         "t1-beam",
         "t1-beam-doubt1",
         "verified-sample",
@@ -550,6 +553,9 @@ def test_guides_raise_formality_and_everything_is_in_the_table(finished: Path) -
     assert base["satisfied"] <= doubted["satisfied"] < guided["satisfied"]
     assert doubted["against_base"]["satisfied"]["difference"] == doubted["satisfied"] - base["satisfied"]
     assert "against_fudge" in doubted
+    # Of the likeliest token alone there is nothing to choose.
+    assert rows["t1-greedy-plausible1"]["against_base"]["same_texts"] == 1
+    assert "against_fudge" in rows["t1-greedy-plausible1"]
     assert rows["t1-beam"]["against_base"]["same_texts"] < 1
     assert rows["t1-beam-doubt1"]["against_base"]["same_texts"] == 1  # wholly doubted the guide has no say
     assert rows["verified-sample"]["satisfied"] >= rows["verified-sample"]["verified"] > 0.9
@@ -608,7 +614,7 @@ def test_a_second_run_does_nothing_again(
     stamp = texts.stat().st_mtime_ns
     assert run_formality.main(run_words(prepared, trained, finished)) == 0
     said = capsys.readouterr().out
-    assert said.count("done before") == 11 + 2 + 2 + 2 + 1  # lines, draws, labels, guides, audit
+    assert said.count("done before") == 13 + 2 + 2 + 2 + 1  # lines, draws, labels, guides, audit
     assert texts.stat().st_mtime_ns == stamp
     assert read_json(finished / "out" / "formality_mt.json")["metrics"]["rows"] == before
     assert train_translator.main(train_words(prepared, trained)) == 0
@@ -625,7 +631,7 @@ def test_a_line_that_was_interrupted_is_made_again_and_is_the_same(
     (folder / "stage.json").write_text(json.dumps(record), encoding="utf-8")
     (folder / "texts.jsonl").unlink()
     assert run_formality.main([*run_words(prepared, trained, finished), "--no-score"]) == 0
-    assert capsys.readouterr().out.count("done before") == 17
+    assert capsys.readouterr().out.count("done before") == 19
     assert (folder / "texts.jsonl").read_bytes() == before
 
 

@@ -52,7 +52,17 @@ def base_section(base: dict[str, Any]) -> str:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The main table."""
-    heads = ["system", "search", "strength", "doubt", "BLEU", "to base", "chrF", "BLEU, original"]
+    heads = [
+        "system",
+        "search",
+        "strength",
+        "doubt",
+        "plausible",
+        "BLEU",
+        "to base",
+        "chrF",
+        "BLEU, original",
+    ]
     heads += ["formality, oracle", "to base", "formality, judge", "to base", "satisfied", "words"]
     return _table(heads, [_line(row) for row in rows])
 
@@ -94,7 +104,16 @@ def against_fudge(rows: Sequence[dict[str, Any]]) -> str:
         for row in rows
         if "against_fudge" in row
     ]
-    heads = ["minus FUDGE", "search", "strength", "doubt", "BLEU", "formality, oracle", "formality, judge"]
+    heads = [
+        "minus FUDGE",
+        "search",
+        "strength",
+        "doubt",
+        "plausible",
+        "BLEU",
+        "formality, oracle",
+        "formality, judge",
+    ]
     return _table(heads, lines) if lines else ""
 
 
@@ -120,7 +139,7 @@ def tuned_section(found: dict[str, Any]) -> str:
         f"there is none, the one of the best BLEU); measured on the other {rest} utterances, against the "
         "base and against FUDGE's own choice."
     )
-    heads = ["system", "search", "strength", "doubt", "of settings", "BLEU", "formality, oracle"]
+    heads = ["system", "search", "strength", "doubt", "plausible", "of settings", "BLEU", "formality, oracle"]
     heads += ["formality, judge", "BLEU, to FUDGE", "oracle, to FUDGE", "judge, to FUDGE"]
     return f"{title}\n\n" + _table(heads, lines)
 
@@ -226,10 +245,11 @@ def _references(found: dict[str, Any]) -> str:
 
 
 def _setting(row: dict[str, Any]) -> list[str]:
-    """Strength and doubt, where the system has them."""
+    """Strength, doubt and plausibility, where the system has them."""
     return [
         "–" if row["system"] in (BASE, BEST_OF) else f"{row['strength']:g}",
         f"{row['doubt']:g}" if row["doubt"] else "–",
+        f"{row['plausible']:g}" if row.get("plausible") else "–",
     ]
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ from nado.versions import versions
 
 SOURCES, ORACLE = "sources.jsonl", "oracle"  # in the prepared folder
 # Seconds kept free before the deadline: for a line of the table, for a guide's own files, for the rest.
-_ROW_SECONDS = {GREEDY: 8.0, BEAM: 45.0, SAMPLE: 90.0}  # the oracle is asked about every beam at every token
+_ROW_SECONDS = {GREEDY: 5.0, BEAM: 35.0, SAMPLE: 80.0}  # the oracle is asked about every beam at every token
 _FILE_SECONDS = 12.0
 _LAST_SECONDS = 30.0
 _CHUNK = 16_384  # texts that are labelled together
@@ -231,15 +232,11 @@ class Run:
     def rows_of(self, name: str) -> list[Row]:
         """The lines of one guide."""
         variant: GuideVariant = self.table.guides[name]
-        searches = (
-            (GREEDY, variant.doubts, variant.strengths),
-            (BEAM, variant.beam_doubts, variant.beam_strengths),
-        )
+        greedy = product([GREEDY], variant.plausibles, variant.doubts, variant.strengths)
+        beams = product([BEAM], [0.0], variant.beam_doubts, variant.beam_strengths)
         rows = [
-            Row(name, variant.title, decoding, strength, doubt)
-            for decoding, doubts, strengths in searches
-            for doubt in doubts
-            for strength in strengths
+            Row(name, variant.title, decoding, strength, doubt, plausible)
+            for decoding, plausible, doubt, strength in (*greedy, *beams)
         ]
         chosen = self.table.verified
         if chosen is not None and chosen.guide == name:
@@ -320,7 +317,7 @@ class Run:
         return search_texts(system, self.prompts, row, self.table.search, self.untrained)
 
     def _search_guided(self, system: Callable[[], System], row: Row) -> Lines:
-        guidance = Guidance(strength=row.strength, doubt=row.doubt)
+        guidance = Guidance(strength=row.strength, doubt=row.doubt, plausible=row.plausible)
         return self._search(replace(system(), guidance=guidance), row)
 
     def _verify(self, system: Callable[[], System]) -> Lines:

@@ -86,7 +86,8 @@ def rivals(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[tuple[st
     """
     names = {each["name"] for each in rows}
     line = _line(row)
-    searched = replace(line, decoding=GREEDY if line.decoding == SAMPLE else line.decoding, doubt=0.0)
+    decoding = GREEDY if line.decoding == SAMPLE else line.decoding
+    searched = replace(line, decoding=decoding, doubt=0.0, plausible=0.0)
     base, fudge = replace(searched, system=BASE, strength=1.0).name, replace(searched, system=FUDGE).name
     found = []
     if line.system != BASE and base in names:
@@ -97,7 +98,9 @@ def rivals(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[tuple[st
 
 
 def _line(row: dict[str, Any]) -> Row:
-    return Row(**{each.name: row[each.name] for each in fields(Row)})
+    return Row(
+        **{each.name: row[each.name] for each in fields(Row) if each.name in row}
+    )  # older ones lack some
 
 
 def _measures(scored: Scored) -> dict[str, Any]:

@@ -25,13 +25,15 @@ class Row:
     decoding: str
     strength: float = 1.0
     doubt: float = 0.0
+    plausible: float = 0.0
 
     @property
     def name(self) -> str:
         """A name for files."""
         strength = "" if self.strength == 1 else f"-strength{self.strength:g}"
         doubt = f"-doubt{self.doubt:g}" if self.doubt else ""
-        return f"{self.system}-{self.decoding}{strength}{doubt}"
+        plausible = f"-plausible{self.plausible:g}" if self.plausible else ""
+        return f"{self.system}-{self.decoding}{strength}{doubt}{plausible}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class GuideVariant:
     log_consistency_weight: float | None = None  # likewise
     strengths: tuple[float, ...] = (1.0,)
     doubts: tuple[float, ...] = (0.0,)  # each with every strength
+    plausibles: tuple[float, ...] = (0.0,)  # each with every strength and doubt, greedily
     beam_strengths: tuple[float, ...] = ()  # the same with beams
     beam_doubts: tuple[float, ...] = (0.0,)
     seconds: float = 60.0  # of training at most; less where a deadline is near

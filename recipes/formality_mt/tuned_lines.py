@@ -1,4 +1,4 @@
-"""Which strength and doubt a method would be used with: chosen on some utterances, reported on the others."""
+"""Which settings a method would be used with: chosen on some utterances, reported on the others."""
 
 import zlib
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ def tune(rows: Sequence[dict[str, Any]], scored: dict[str, Scored]) -> dict[str,
     found = []
     for (system, decoding), row in chosen.items():
         own = part_of(scored[row["name"]], chooses=False)
-        line = {name: row[name] for name in ("system", "title", "decoding", "strength", "doubt")}
+        names = ("system", "title", "decoding", "strength", "doubt", "plausible")
+        line = {name: row[name] for name in names if name in row}
         line |= {"tried": len(families[system, decoding]), "utterances": len(own.texts)}
         base = scored[f"{BASE}-{decoding}"]
         line["against_base"] = compare_scored(own, part_of(base, chooses=False))

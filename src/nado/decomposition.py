@@ -171,6 +171,19 @@ def doubted_log_r(log_r: Tensor, doubt: float | Tensor) -> Tensor:
     return torch.where(known, log_r, torch.log(doubt + (1 - doubt) * torch.exp(log_r)))
 
 
+def plausible_log_r(log_p: Tensor, log_r: Tensor, share: float) -> Tensor:
+    """log R, and 0 in place of R where p finds a token less than `share` times as likely as the likeliest.
+
+    The likeliest of those whose R is not 0: what cannot be written, a refused end say, makes nothing
+    implausible, and one token always stays. This holds a strong guide to what p would say.
+    """
+    if share == 0:
+        return log_r
+    possible = log_p.masked_fill(torch.isneginf(log_r), -math.inf)
+    least = possible.amax(dim=-1, keepdim=True) + math.log(share)
+    return log_r.masked_fill(possible < least, -math.inf)
+
+
 def soft_coefficients(
     log_r_start: Tensor, log_not_r_start: Tensor, target_rate: float | Tensor
 ) -> SoftCoefficients:

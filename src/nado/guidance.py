@@ -18,6 +18,7 @@ from nado.decomposition import (
     expected_log_r,
     guided_distribution,
     log_one_minus,
+    plausible_log_r,
     require_strength,
     soft_coefficients,
     soft_log_r,
@@ -34,12 +35,14 @@ class Guidance:
     floor: float = 0.0  # a row whose chance of success S falls below this is declared a dead end
     exact_end: bool = False  # ask the oracle whether a text may end here, and let it end only then
     doubt: float = 0.0  # R far below this is not believed: a text that is as good as lost goes on as p would
+    plausible: float = 0.0  # tokens that p finds less than this share as likely as the likeliest are left out
 
     def __post_init__(self) -> None:
         require_strength(self.strength)
-        for name in ("target_rate", "floor", "doubt"):
+        for name in ("target_rate", "floor", "doubt", "plausible"):
             if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} between 0 and 1", f"{getattr(self, name)}", "It is a probability.")
+                hint = "It is a share." if name == "plausible" else "It is a probability."
+                raise InputError(f"{name} between 0 and 1", f"{getattr(self, name)}", hint)
         if self.target_rate < 1 and self.strength != 1:
             raise InputError(
                 "strength 1 with a target rate below 1",
@@ -51,6 +54,12 @@ class Guidance:
                 "no doubt with a target rate below 1",
                 f"doubt {self.doubt:g} and target rate {self.target_rate:g}",
                 "A rate below 1 lets unsatisfied texts be already: use one of the two.",
+            )
+        if self.target_rate < 1 and self.plausible:
+            raise InputError(
+                "no plausible with a target rate below 1",
+                f"plausible {self.plausible:g} and target rate {self.target_rate:g}",
+                "A rate is one of all texts that p can write: use one of the two.",
             )
         if self.target_rate < 1 and self.exact_end:
             raise InputError(
@@ -67,7 +76,7 @@ class Guidance:
     @property
     def plain(self) -> bool:
         """Whether R itself is multiplied in, so that S_1 estimates R(x)."""
-        return self.strength == 1 and not self.soft and not self.doubt
+        return self.strength == 1 and not self.soft and not self.doubt and not self.plausible
 
 
 class GuidedStep(NamedTuple):
@@ -103,6 +112,7 @@ def guide_step(
     else:
         factor = apply_strength(log_r, guidance.strength)
     if not guidance.exact_end:
+        factor = plausible_log_r(log_p, factor, guidance.plausible)
         return GuidedStep(*guided_distribution(log_p, factor), factor)
     assert stops is not None
     assert eos_id is not None
@@ -111,6 +121,7 @@ def guide_step(
     answered = ends if exact is None else ends & exact.unsqueeze(-1)
     answers = torch.where(stops, 0.0, -math.inf).to(log_r.dtype)
     factor = torch.where(answered, answers.unsqueeze(-1), factor)
+    factor = plausible_log_r(log_p, factor, guidance.plausible)
     log_q, log_s = guided_distribution(log_p, factor)
     lost = torch.isneginf(log_s) if exact is None else torch.isneginf(log_s) & exact
     # A GPU would have to wait for the answer, and a graph has no branches.

@@ -342,14 +342,22 @@ def _require_shares(components: tuple[Component, ...], shares: tuple[float, ...]
 
 
 def _require_unmasked(model: LanguageModel[Any]) -> None:
-    """Refuse a guided model that is told by the oracle what may not be written."""
+    """Refuse a guided model that cannot write everything."""
     guidance = getattr(model, "guidance", None)
-    if guidance is not None and (guidance.exact_end or guidance.floor > 0):
-        raise CoverageError(
-            "a guided proposal that can write everything p can",
-            "an exact end" if guidance.exact_end else f"a floor of {guidance.floor:g}",
-            "Draw with Guidance() alone: what is never drawn cannot be weighted.",
-        )
+    if guidance is None:
+        return
+    found = {
+        "an exact end": guidance.exact_end,
+        f"a floor of {guidance.floor:g}": guidance.floor > 0,
+        f"plausible {guidance.plausible:g}": guidance.plausible > 0,
+    }
+    for what, wrong in found.items():
+        if wrong:
+            raise CoverageError(
+                "a guided proposal that can write everything p can",
+                what,
+                "Draw with Guidance() alone: what is never drawn cannot be weighted.",
+            )
 
 
 _Alike: TypeAlias = Literal["vocabulary_size", "eos_id", "length_limit", "completion"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nado.study.sections import GenerateConfig
     from nado.study.systems import System, Written
 
-_FIELDS = ("count", "strength", "target_rate", "doubt", "seed", "batch_size")
+_FIELDS = ("count", "strength", "target_rate", "doubt", "plausible", "seed", "batch_size")
 
 
 @takes("oracle", "generate", only=_FIELDS)

@@ -187,6 +187,12 @@ def require_weights(model: GuidedLanguageModel, oracle: Oracle) -> None:
             f"a floor of {guidance.floor:g}",
             "Texts given up below a floor are missing from every estimate: use Guidance(floor=0).",
         )
+    if guidance.plausible > 0:
+        raise InputError(
+            "every token within reach where texts are weighted",
+            f"plausible {guidance.plausible:g}",
+            "Texts with less likely tokens are missing from every estimate: use Guidance(plausible=0).",
+        )
     asked = model.oracle
     if (
         guidance.exact_end

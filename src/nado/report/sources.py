@@ -108,6 +108,7 @@ def _detail(guidance: Mapping[str, Any]) -> str:
         f"strength {guidance['strength']:g}" if guidance.get("strength", 1.0) != 1.0 else "",
         f"rate {guidance['target_rate']:g}" if guidance.get("target_rate", 1.0) != 1.0 else "",
         f"doubt {guidance['doubt']:g}" if guidance.get("doubt", 0.0) != 0.0 else "",
+        f"plausible {guidance['plausible']:g}" if guidance.get("plausible", 0.0) != 0.0 else "",
     ]
     return ", ".join(part for part in parts if part)
 

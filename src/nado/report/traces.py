@@ -103,12 +103,12 @@ def text_from_trace(
 ) -> ExampleText:
     """One row of a trace. `ends`: whether its last token is EOS.
 
-    R is the factor that was multiplied in, where that was R or a power of it; at a soft rate, under doubt or
-    at strength 0 it is not recorded.
+    R is the factor that was multiplied in, where that was R or a power of it; at a soft rate, under doubt, of
+    plausible tokens alone or at strength 0 it is not recorded.
     """
     require_as_many(tokens_as_text, choices_as_text, "tokens", "choices of the base")
     guidance = guidance if guidance is not None else Guidance()
-    has_r = guidance.strength > 0 and not guidance.soft and not guidance.doubt
+    has_r = guidance.strength > 0 and not (guidance.soft or guidance.doubt or guidance.plausible)
     count = len(tokens_as_text)
 
     def column(values: Tensor, power: float = 1.0) -> list[float | None]:
@@ -180,7 +180,8 @@ def consistency_curve(
     if guidance is not None and not guidance.plain:
         raise InputError(
             "a trace in which R itself was multiplied in",
-            f"strength {guidance.strength:g}, target rate {guidance.target_rate:g}, doubt {guidance.doubt:g}",
+            f"strength {guidance.strength:g}, target rate {guidance.target_rate:g}, "
+            f"doubt {guidance.doubt:g}, plausible {guidance.plausible:g}",
             "Trace the texts once more with Guidance().",
         )
     ends = np.asarray(lengths, dtype=np.int64) - 1

@@ -82,7 +82,7 @@ class Guided(Method):
             settings = [{"strength": strength} for strength in STRENGTHS]
             return settings + [{**each, "doubt": DOUBT} for each in settings]
         usual, chosen = Guidance(), self.guidance
-        names = ("strength", "target_rate", "doubt")
+        names = ("strength", "target_rate", "doubt", "plausible")
         return [
             {name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(usual, name)}
         ]

@@ -179,6 +179,9 @@ class GenerateConfig:
     strength: float = option(1.0, "R to this power: 0 is the base alone, above 1 pulls harder")
     target_rate: float = option(1.0, "share of texts that shall satisfy the oracle")
     doubt: float = option(0.0, "R far below this is not believed: a text as good as lost goes on as p would")
+    plausible: float = option(
+        0.0, "tokens that p finds less than this share as likely as the likeliest are left out"
+    )
     exact_end: Literal["off", "on", "both"] = option(
         "both", "let a text end only where the oracle says yes; both: measured off and on where possible"
     )
@@ -198,7 +201,13 @@ class GenerateConfig:
         """How the guide is applied."""
         from nado.guidance import Guidance
 
-        return Guidance(self.strength, self.target_rate, exact_end=exact_end, doubt=self.doubt)
+        return Guidance(
+            self.strength,
+            self.target_rate,
+            exact_end=exact_end,
+            doubt=self.doubt,
+            plausible=self.plausible,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
