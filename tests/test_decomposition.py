@@ -676,3 +676,5 @@ def test_only_plausible_tokens_stay_and_one_always_does() -> None:
     assert torch.equal(plausible_log_r(log_p, log_r, 0.1)[kept], log_r[kept])
     assert torch.isfinite(plausible_log_r(log_p, log_r, 1.0)).sum(dim=1).tolist() == [1, 3]
     assert torch.equal(plausible_log_r(log_p, log_r, 0.0), log_r)
+    rows = plausible_log_r(log_p, log_r, torch.tensor([0.0, 1.0]))
+    assert torch.isfinite(rows).tolist() == [[True] * 4, [False, True, True, True]]

@@ -140,6 +140,8 @@ def draw(model: Any, count: int, seed: int) -> list[list[int]]:
         (Voice((1.0,), 0.3), Guidance(target_rate=0.3)),
         (Voice((1.0,), 1.0, True), Guidance(exact_end=True)),
         (Voice((2.0,), doubt=0.3), Guidance(2.0, doubt=0.3)),
+        (Voice((2.0,), plausible=0.3), Guidance(2.0, plausible=0.3)),
+        (Voice((2.0,), 1.0, True, plausible=0.3), Guidance(2.0, exact_end=True, plausible=0.3)),
     ],
 )
 def test_the_engine_writes_what_drawing_writes(
@@ -215,6 +217,7 @@ def varied_jobs() -> list[dict[str, Any]]:
         {"voice": Voice((2.0,))},
         {"voice": Voice((1.0,), 0.4)},
         {"voice": Voice((1.0,), doubt=0.4)},
+        {"voice": Voice((1.0,), plausible=0.4)},
         {"voice": Voice((1.0,), 1.0, True)},
         {"voice": Voice((0.0,)), "guidance": True},
         {"guides": (), "voice": Voice()},

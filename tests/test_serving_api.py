@@ -269,6 +269,8 @@ def test_without_a_prompt_the_guides_own_form_is_used(server: Running) -> None:
         ),
         ({**ASK, "doubt": 1.5}, "doubt", None),
         ({**ASK, "guides": {}, "doubt": 0.1}, "doubt", "There is nothing to doubt without a guide."),
+        ({**ASK, "plausible": 1.5}, "plausible", None),
+        ({**ASK, "guides": {}, "plausible": 0.1}, "plausible", "Without a guide, use top_p."),
         ({**ASK, "temperature": 0.5, "target_rate": 0.5}, "target_rate", None),
         (
             {**ASK, "guides": {"second": 1}, "verified": True},

@@ -171,16 +171,18 @@ def doubted_log_r(log_r: Tensor, doubt: float | Tensor) -> Tensor:
     return torch.where(known, log_r, torch.log(doubt + (1 - doubt) * torch.exp(log_r)))
 
 
-def plausible_log_r(log_p: Tensor, log_r: Tensor, share: float) -> Tensor:
+def plausible_log_r(log_p: Tensor, log_r: Tensor, share: float | Tensor) -> Tensor:
     """log R, and 0 in place of R where p finds a token less than `share` times as likely as the likeliest.
 
     The likeliest of those whose R is not 0: what cannot be written, a refused end say, makes nothing
-    implausible, and one token always stays. This holds a strong guide to what p would say.
+    implausible, and one token always stays. This holds a strong guide to what p would say. A tensor of
+    shares has the leading shape of `log_r`, one a row.
     """
-    if share == 0:
+    if not isinstance(share, Tensor) and share == 0:
         return log_r
+    log_share = share.to(log_p.dtype).log().unsqueeze(-1) if isinstance(share, Tensor) else math.log(share)
     possible = log_p.masked_fill(torch.isneginf(log_r), -math.inf)
-    least = possible.amax(dim=-1, keepdim=True) + math.log(share)
+    least = possible.amax(dim=-1, keepdim=True) + log_share
     return log_r.masked_fill(possible < least, -math.inf)
 
 

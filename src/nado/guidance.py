@@ -96,13 +96,15 @@ def guide_step(
     stops: Tensor | None = None,
     eos_id: int | None = None,
     exact: Tensor | None = None,
+    plausible: Tensor | None = None,
 ) -> GuidedStep:
     """q from p and the guide's R, both (..., V).
 
     `soft` are a soft rate's coefficients, made once a text by `begin_soft`. `stops` (...) are the oracle's
     answers about the texts as they stand, for an exact end: they replace R(EOS), in rows that are `exact`
-    (...) where not all of them are to end so.
+    (...) where not all of them are to end so. `plausible` (...) are shares of their own where rows differ.
     """
+    share = guidance.plausible if plausible is None else plausible
     log_r = doubted_log_r(log_r, guidance.doubt)
     if guidance.soft:
         assert soft is not None
@@ -112,7 +114,7 @@ def guide_step(
     else:
         factor = apply_strength(log_r, guidance.strength)
     if not guidance.exact_end:
-        factor = plausible_log_r(log_p, factor, guidance.plausible)
+        factor = plausible_log_r(log_p, factor, share)
         return GuidedStep(*guided_distribution(log_p, factor), factor)
     assert stops is not None
     assert eos_id is not None
@@ -121,7 +123,7 @@ def guide_step(
     answered = ends if exact is None else ends & exact.unsqueeze(-1)
     answers = torch.where(stops, 0.0, -math.inf).to(log_r.dtype)
     factor = torch.where(answered, answers.unsqueeze(-1), factor)
-    factor = plausible_log_r(log_p, factor, guidance.plausible)
+    factor = plausible_log_r(log_p, factor, share)
     log_q, log_s = guided_distribution(log_p, factor)
     lost = torch.isneginf(log_s) if exact is None else torch.isneginf(log_s) & exact
     # A GPU would have to wait for the answer, and a graph has no branches.

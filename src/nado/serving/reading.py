@@ -126,6 +126,8 @@ def _voice(
         raise RefusalError(400, "A target rate needs a guide.", param="target_rate")
     if asked.doubt and not members:
         raise RefusalError(400, "There is nothing to doubt without a guide.", param="doubt")
+    if asked.plausible and not members:
+        raise RefusalError(400, "Without a guide, use top_p.", param="plausible")
     if rate < 1 and (asked.verified or asked.temperature != 1 or asked.top_p != 1):
         raise RefusalError(
             400,
@@ -139,7 +141,7 @@ def _voice(
     pulled = [each for each, strength in zip(members, strengths, strict=True) if strength > 0]
     exact = rate == 1 and not asked.verified and served.ends_exactly(pulled)
     try:
-        return Voice(strengths, rate, exact, asked.doubt or 0.0)
+        return Voice(strengths, rate, exact, asked.doubt or 0.0, asked.plausible or 0.0)
     except NadoError as error:
         raise RefusalError(400, str(error), param="target_rate") from error
 

@@ -55,6 +55,10 @@ class Settings(_Closed):
         None,
         description="R far below this is not believed: a text as good as lost goes on as the base would.",
     )
+    plausible: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Tokens less than this share as likely to the base as its likeliest are left out.",
+    )
     verified: bool = Field(False, description="Only texts that the oracle has said yes to, after it has.")
     return_guidance: bool = Field(False, description="Say of every token p, q, R, S and the base's choice.")
 

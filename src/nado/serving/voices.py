@@ -52,6 +52,9 @@ class Member:
         return int(self.guide.config.progress_bits)
 
 
+_ROWS = ("strengths", "rates", "exact", "doubts", "plausibles")  # of a voiced state, a row each
+
+
 @dataclass(frozen=True)
 class Voice:
     """How the guides are applied to one row."""
@@ -60,10 +63,17 @@ class Voice:
     target_rate: float = 1.0
     exact_end: bool = False
     doubt: float = 0.0  # of each guide
+    plausible: float = 0.0
 
     def __post_init__(self) -> None:
         for strength in self.strengths:  # the same rules, in the same words, as everywhere
-            Guidance(strength, self.target_rate, exact_end=self.exact_end, doubt=self.doubt)
+            Guidance(
+                strength,
+                self.target_rate,
+                exact_end=self.exact_end,
+                doubt=self.doubt,
+                plausible=self.plausible,
+            )
 
 
 @dataclass(eq=False)
@@ -74,7 +84,9 @@ class VoicedState(GuidedState):
     rates: Tensor = field(default_factory=lambda: torch.ones(0))  # (B,)
     exact: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # (B,)
     doubts: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B,)
+    plausibles: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B,)
     doubting: bool = False  # whether any row ever had a doubt: known without asking a GPU
+    choosing: bool = False  # whether any row ever was to write plausible tokens alone
     log_r: Tensor | None = None  # (B, V) of all guides together, before strength and rate
     failures: dict[int, Exception] = field(default_factory=dict)  # rows that cannot go on, and why
 
@@ -87,7 +99,9 @@ class VoicedState(GuidedState):
         self.rates[rows] = torch.tensor([voice.target_rate for voice in voices], device=device)
         self.exact[rows] = torch.tensor([voice.exact_end for voice in voices], device=device)
         self.doubts[rows] = torch.tensor([voice.doubt for voice in voices], device=device)
+        self.plausibles[rows] = torch.tensor([voice.plausible for voice in voices], device=device)
         self.doubting = self.doubting or any(voice.doubt for voice in voices)
+        self.choosing = self.choosing or any(voice.plausible for voice in voices)
 
 
 class JointFollower:
@@ -183,6 +197,7 @@ class VoicedModel(GuidedLanguageModel):
             rates=torch.ones(count, device=device),
             exact=torch.zeros(count, dtype=torch.bool, device=device),
             doubts=torch.zeros(count, device=device),
+            plausibles=torch.zeros(count, device=device),
         )
         state.soft = torch.zeros(count, 2, device=device)
         if voices is not None:
@@ -192,12 +207,12 @@ class VoicedModel(GuidedLanguageModel):
     def select(self, state: GuidedState, rows: Tensor) -> VoicedState:
         """The given rows, in that order."""
         assert isinstance(state, VoicedState)
-        log_r = None if state.log_r is None else state.log_r[rows]
-        own = (state.strengths[rows], state.rates[rows], state.exact[rows], state.doubts[rows], log_r)
+        own: dict[str, Any] = {name: getattr(state, name)[rows] for name in _ROWS}
+        own["log_r"] = None if state.log_r is None else state.log_r[rows]
         failures = {
             new: state.failures[old] for new, old in enumerate(rows.tolist()) if old in state.failures
         }
-        kept = {**_named(own), "doubting": state.doubting, "failures": failures}
+        kept = {**own, "doubting": state.doubting, "choosing": state.choosing, "failures": failures}
         return VoicedState(**vars(super().select(state, rows)), **kept)
 
     def refill(
@@ -271,10 +286,12 @@ class VoicedModel(GuidedLanguageModel):
         if not self.members:
             return GuidedStep(log_p, torch.zeros_like(log_p[:, 0]), factor)
         ends = state.exact & ~state.done
+        shares = state.plausibles if state.choosing else None
         if stops is None or not bool(ends.any()):
-            return guide_step(log_p, factor, Guidance())
+            return guide_step(log_p, factor, Guidance(), plausible=shares)
+        exactly = Guidance(exact_end=True)
         return guide_step(
-            log_p, factor, Guidance(exact_end=True), stops=stops, eos_id=self.eos_id, exact=ends
+            log_p, factor, exactly, stops=stops, eos_id=self.eos_id, exact=ends, plausible=shares
         )
 
     def _ask(self, state: GuidedState) -> tuple[Tensor | None, Tensor | None]:
@@ -339,10 +356,6 @@ def as_oracle_error(oracle: Oracle, error: Exception) -> NadoError:
     return OracleError(
         f"an answer from the oracle {oracle.name}", f"a {type(error).__name__}", "Look at the server's log."
     )
-
-
-def _named(own: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(("strengths", "rates", "exact", "doubts", "log_r"), own, strict=True))
 
 
 def _widen(known: Known, width: int, parts: int) -> Known:
