@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nado.storage import write_json
+from nado.storage import write_bytes, write_json
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -50,6 +50,11 @@ def merge(new: dict[str, Any], path: Path) -> None:
     machines = " and ".join(dict.fromkeys(each["machine"] for each in runs))
     metrics = {**before["metrics"], **measured}
     write_json(path, {**new, "machine": machines, "metrics": metrics, "runs": runs})
+
+
+def write_page(folder: Path, text: str) -> None:
+    """A run's tables beside what it has measured, in Markdown."""
+    write_bytes(folder / "results.md", f"{text}\n".encode())
 
 
 def this_machine() -> str:

@@ -54,6 +54,11 @@ class Stages:
         self.facts: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, str] = {"": inputs}
 
+    @property
+    def seconds(self) -> float:
+        """What the stages known so far took, in whichever calls."""
+        return round(float(sum(each["stage_seconds"] for each in self.facts.values())), 1)
+
     def is_done(self, name: str) -> bool:
         """Whether an earlier call has finished this stage, with whatever settings."""
         return "facts" in self._recorded(name)

@@ -101,7 +101,7 @@ class ConceptRounds(InOrder):
             "settings": {**self.settings.describe(), "guides": guides, "base": Path(self.base).name},
             "left_out": self.left_out,
             "versions": versions(),
-            "seconds": round(sum(each["stage_seconds"] for each in self.stages.facts.values()), 1),
+            "seconds": self.stages.seconds,
         }
         write_json(self.output / "commongen.json", envelope(metrics))
         write_texts(self.output / "texts.jsonl.gz", self.tested, lines)

@@ -72,9 +72,9 @@ from nado.oracles.linear_classifier import LinearClassifier
 from nado.oracles.protocol import Oracle
 from nado.prompts import Prompt
 from nado.samples import Samples, read_samples
-from nado.storage import digest_json, read_json, write_bytes
+from nado.storage import digest_json, read_json
 from nado.versions import versions
-from recording import record
+from recording import record, write_page
 
 KINDS = {POSITIVE: REVIEW, CLEAN: TOXICITY}  # whose held-out prompts a question's curve is measured on
 _LAST_SECONDS = 20.0  # kept free before the deadline
@@ -372,7 +372,7 @@ class Dial:
             "settings": {**self.settings.describe(), "base": Path(self.base).name},
             "left_out": self.left_out,
             "versions": versions(),
-            "seconds": round(sum(each["stage_seconds"] for each in facts.values()), 1),  # of all calls
+            "seconds": self.stages.seconds,
         }
         path = self.output / f"{self.name}.json"
         path.unlink(missing_ok=True)  # a run is recorded whole, and not joined to an earlier one
@@ -383,8 +383,7 @@ class Dial:
         found = read_json(self.output / f"{self.name}.json")
         if not found["metrics"]["curves"]:
             return
-        text = illustrated_page(found, self.name, self.output)
-        write_bytes(self.output / "results.md", f"{text}\n".encode())
+        write_page(self.output, illustrated_page(found, self.name, self.output))
 
     def _mixed(self, place: str, rates: Sequence[float]) -> dict[str, Any]:
         """The same rates from the two ends alone, once both are there."""

@@ -31,6 +31,7 @@ import neighbours  # noqa: F401  (finds the clock and the stages of the CommonGe
 import numpy as np
 from drawn_texts import Chunk, draw_chunks, read_chunks
 from formality_oracle import RememberedFormality
+from formality_page import results
 from fudge_texts import Fudge
 from guide_training import leave_out_last, share_time
 from guide_variants import VariantTexts, fresh_guide, train_variant
@@ -63,12 +64,13 @@ from nado.guide_files import load_guide
 from nado.oracles import audit, load_oracle
 from nado.proposals import tempered
 from nado.samples import Samples
-from nado.storage import digest_json, write_bytes, write_json
+from nado.storage import digest_json, read_json, write_bytes, write_json
 from nado.study import Study, read_study
 from nado.study.materials import Materials, digest_base, digest_prompts
 from nado.study.sections import describe_section
 from nado.study.systems import System, read_texts, save_texts
 from nado.versions import versions
+from recording import write_page
 
 SOURCES, ORACLE = "sources.jsonl", "oracle"  # in the prepared folder
 # Seconds kept free before the deadline: for a line of the table, for a guide's own files, for the rest.
@@ -363,6 +365,7 @@ class Run:
                 "draw": describe_section(self.study.draw),
             },
             "versions": versions(),
+            "seconds": self.stages.seconds,
         }
         write_json(self.output / "run.json", envelope(metrics, "run_formality.py"))
         lines = [
@@ -462,8 +465,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.work / f"guide-{options.keep}" / "guide", options.output, f"guide-{options.keep}"
             )
         if options.score:
+            found = score_run(options.output, options.prepared, clock.say)
             base = options.output / BASE_FACTS
-            score_run(options.output, options.prepared, clock.say, base=base if base.is_file() else None)
+            write_page(options.output, results(found, read_json(base) if base.is_file() else None))
     except NadoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -478,12 +482,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--data", type=Path, help="the folder of the raw corpora")
     given.add_argument("--prepared", type=Path, help="the folder study of prepare_translation.py")
-    more = "with --data: options of {}, as --{}='--{}'"
     parser.add_argument(
-        "--prepare", default="", help=more.format("prepare_translation.py", "prepare", "sources 10000")
+        "--prepare",
+        default="",
+        help="with --data: options of prepare_translation.py, as --prepare='--sources 10000'",
     )
     parser.add_argument(
-        "--train", default="", help=more.format("train_translator.py", "train", "seconds 420")
+        "--train", default="", help="with --data: options of train_translator.py, as --train='--seconds 420'"
     )
     parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
     parser.add_argument("--output", type=Path, required=True, help="where what is small goes")

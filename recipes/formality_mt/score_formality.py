@@ -23,17 +23,15 @@ from tuned_lines import tune
 
 from nado.errors import NadoError
 from nado.metrics import share
-from nado.storage import read_json, write_bytes, write_json
-from recording import RESULTS, merge
+from nado.storage import read_json, write_json
+from recording import RESULTS, merge, write_page
 
 NAME = "formality_mt.json"
 _EXAMPLES = 20
 
 
-def score_run(
-    output: Path, prepared: Path, say: Callable[[str], None] = print, *, base: Path | None = None
-) -> dict[str, Any]:
-    """Score every line of a run and write `formality_mt.json` and `results.md` beside its texts."""
+def score_run(output: Path, prepared: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Score every line of a run and write `formality_mt.json` beside its texts."""
     run = read_json(output / "run.json")
     test = FisherTest(prepared, run["metrics"]["study"]["threshold"])
     texts: dict[str, dict[str, str]] = {}
@@ -51,7 +49,6 @@ def score_run(
     references = _references(test)
     metrics = {
         **run["metrics"],
-        "seconds": all_seconds(run["metrics"]),
         "rows": rows,
         "tuned": tune(rows, scored),
         "left_out": left_out(run["metrics"]),
@@ -61,15 +58,7 @@ def score_run(
     }
     found = {**run, "metrics": metrics, "runs": [{**run["runs"][0], "metrics": list(metrics)}]}
     write_json(output / NAME, found)
-    tables = results(found, None if base is None else read_json(base))
-    write_bytes(output / "results.md", f"{tables}\n".encode())
     return found
-
-
-def all_seconds(metrics: dict[str, Any]) -> float:
-    """How long a run took, all of its calls together."""
-    stages = [*metrics["stages"].values(), *metrics["rows"]]
-    return round(float(sum(each["stage_seconds"] for each in stages)), 1)
 
 
 def left_out(metrics: dict[str, Any]) -> dict[str, str]:
@@ -98,9 +87,8 @@ def rivals(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[tuple[st
 
 
 def _line(row: dict[str, Any]) -> Row:
-    return Row(
-        **{each.name: row[each.name] for each in fields(Row) if each.name in row}
-    )  # older ones lack some
+    known = [each.name for each in fields(Row) if each.name in row]  # lines of older runs lack some
+    return Row(**{name: row[name] for name in known})
 
 
 def _measures(scored: Scored) -> dict[str, Any]:
@@ -162,10 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where that is")
     options = parser.parse_args(arguments)
     try:
-        found = score_run(options.run, options.prepared, base=options.base)
+        found = score_run(options.run, options.prepared)
         base = None if options.base is None else read_json(options.base)
+        tables = results(found, base)
+        write_page(options.run, tables)
         if options.readme is not None:
-            fill(options.readme, results(found, base))
+            fill(options.readme, tables)
         if options.record:
             for each in (_without_examples(found), *([] if base is None else [_as_base(base)])):
                 merge(each, options.results / NAME)

@@ -34,7 +34,7 @@ def page(runs: Sequence[dict[str, Any]]) -> str:
 def section(run: dict[str, Any], corpus: str) -> str:
     """One corpus."""
     found = run["metrics"][corpus]
-    about = found["about"]
+    about, bases = found["about"], {row["base"] for row in found["rows"]}
     parts = [
         f"### {corpus}",
         f"{run['date']}, {run['machine']}, commit {run['commit']}, {found['seconds']:.0f} s in "
@@ -42,9 +42,7 @@ def section(run: dict[str, Any], corpus: str) -> str:
         "text each; coverage is the share of keys that stand in the text in exact form, wherever; 95 % "
         "intervals by bootstrap over lists (all in order: Wilson). *Missed removed* is (c_q − c_p) / "
         "(100 − c_p).",
-        table(
-            [*(ours(row) for row in found["rows"]), *papers(corpus, {row["base"] for row in found["rows"]})]
-        ),
+        table([*(ours(row) for row in found["rows"]), *papers(corpus, bases)]),
         stages_table(found),
     ]
     if found["left_out"]:
@@ -78,13 +76,13 @@ def ours(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def papers(name: str, bases: Collection[str]) -> list[list[str]]:
+def papers(corpus: str, bases: Collection[str]) -> list[list[str]]:
     """The paper's lines, GPT-2 Large: its base, tokeniser of BLEU and keys of News are others than ours.
 
-    `name` is a corpus, or one with the base that the run was about behind it.
+    `corpus` may have the base that the run was about behind it.
     """
     lines = []
-    for base, pair in PAPER.get(name.partition("-")[0], {}).items():
+    for base, pair in PAPER.get(corpus.partition("-")[0], {}).items():
         if base not in bases:
             continue
         covered = pair[0][2]

@@ -62,7 +62,7 @@ from nado.proposals import Proposal, guided_mixture, tempered
 from nado.samples import Samples
 from nado.storage import digest_file, digest_json, read_json, write_bytes, write_json
 from nado.versions import versions
-from recording import record
+from recording import record, write_page
 
 # Seconds kept free before the deadline beside those in the settings: for reading samples, for the rest.
 _DATA_SECONDS = 20.0
@@ -325,8 +325,7 @@ class InOrder:
         stage = waiting[0]
         shapes = [each.shape(self.settings.shape) for each in waiting]
         seconds = share_time(self.budget, shapes, self.reserve(waiting))
-        name = f"guide-{stage.name}"
-        if not self.stages.is_done(name) and self.clock.left < self.needed(stage, seconds):
+        if not self._is_trained(stage) and self.clock.left < self.needed(stage, seconds):
             return False
         sources = self.sources(stage)
 
@@ -343,7 +342,7 @@ class InOrder:
 
         config = {**asdict(stage), "shape": asdict(self.settings.shape), "bits": self.bits}
         after = [*sources, f"guide-{stage.start}"] if stage.start else sources
-        self.stages.run(name, config, after, work)
+        self.stages.run(f"guide-{stage.name}", config, after, work)
         return True
 
     @property
@@ -445,14 +444,12 @@ class InOrder:
             "settings": {**self.settings.describe(), "base_model": Path(self.base).name},
             "left_out": self.left_out,
             "versions": versions(),
-            "seconds": round(
-                sum(each["stage_seconds"] for each in self.stages.facts.values()), 1
-            ),  # of all calls
+            "seconds": self.stages.seconds,
         }
         path = self.output / f"keywords_in_order-{self.name}.json"
         path.unlink(missing_ok=True)  # a run is recorded whole, and not joined to an earlier one
         record("keywords_in_order", {self.name: found}, output=path)
-        write_bytes(self.output / "results.md", f"{page([read_json(path)])}\n".encode())
+        write_page(self.output, page([read_json(path)]))
         write_lines(self.output / f"texts-{self.name}.jsonl.gz", self.tested, lines)
 
     def _base_line(self, row: Row, lines: dict[Row, LineT]) -> LineT | None:

@@ -25,6 +25,12 @@ from nado.decomposition import (
 )
 from nado.errors import InputError
 
+# What a target rate below 1 goes without, and why.
+_WITHOUT_RATE = {
+    "doubt": "A rate below 1 lets unsatisfied texts be already",
+    "plausible": "A rate is one of all texts that p can write",
+}
+
 
 @dataclass(frozen=True)
 class Guidance:
@@ -49,18 +55,13 @@ class Guidance:
                 f"strength {self.strength:g} and target rate {self.target_rate:g}",
                 "A target rate is defined for R itself: use one of the two.",
             )
-        if self.target_rate < 1 and self.doubt:
-            raise InputError(
-                "no doubt with a target rate below 1",
-                f"doubt {self.doubt:g} and target rate {self.target_rate:g}",
-                "A rate below 1 lets unsatisfied texts be already: use one of the two.",
-            )
-        if self.target_rate < 1 and self.plausible:
-            raise InputError(
-                "no plausible with a target rate below 1",
-                f"plausible {self.plausible:g} and target rate {self.target_rate:g}",
-                "A rate is one of all texts that p can write: use one of the two.",
-            )
+        for name, why in _WITHOUT_RATE.items():
+            if self.target_rate < 1 and getattr(self, name):
+                raise InputError(
+                    f"no {name} with a target rate below 1",
+                    f"{name} {getattr(self, name):g} and target rate {self.target_rate:g}",
+                    f"{why}: use one of the two.",
+                )
         if self.target_rate < 1 and self.exact_end:
             raise InputError(
                 "no exact end with a target rate below 1",

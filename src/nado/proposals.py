@@ -346,18 +346,17 @@ def _require_unmasked(model: LanguageModel[Any]) -> None:
     guidance = getattr(model, "guidance", None)
     if guidance is None:
         return
-    found = {
+    masks = {
         "an exact end": guidance.exact_end,
         f"a floor of {guidance.floor:g}": guidance.floor > 0,
         f"plausible {guidance.plausible:g}": guidance.plausible > 0,
     }
-    for what, wrong in found.items():
-        if wrong:
-            raise CoverageError(
-                "a guided proposal that can write everything p can",
-                what,
-                "Draw with Guidance() alone: what is never drawn cannot be weighted.",
-            )
+    if found := [what for what, masked in masks.items() if masked]:
+        raise CoverageError(
+            "a guided proposal that can write everything p can",
+            found[0],
+            "Draw with Guidance() alone: what is never drawn cannot be weighted.",
+        )
 
 
 _Alike: TypeAlias = Literal["vocabulary_size", "eos_id", "length_limit", "completion"]

@@ -104,13 +104,12 @@ def system_from_row(row: Mapping[str, Any]) -> System:
 
 def _detail(guidance: Mapping[str, Any]) -> str:
     """What of the guidance is not as the method has it."""
-    parts = [
-        f"strength {guidance['strength']:g}" if guidance.get("strength", 1.0) != 1.0 else "",
-        f"rate {guidance['target_rate']:g}" if guidance.get("target_rate", 1.0) != 1.0 else "",
-        f"doubt {guidance['doubt']:g}" if guidance.get("doubt", 0.0) != 0.0 else "",
-        f"plausible {guidance['plausible']:g}" if guidance.get("plausible", 0.0) != 0.0 else "",
-    ]
-    return ", ".join(part for part in parts if part)
+    usual = {"strength": 1.0, "target_rate": 1.0, "doubt": 0.0, "plausible": 0.0}
+    parts = {name: guidance.get(name, value) for name, value in usual.items()}
+    names = {"target_rate": "rate"}
+    return ", ".join(
+        f"{names.get(name, name)} {value:g}" for name, value in parts.items() if value != usual[name]
+    )
 
 
 _SEEN = {True: ", seen in training", False: ", held out", None: ""}
