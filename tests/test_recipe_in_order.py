@@ -58,6 +58,7 @@ shorter = 0.3
 samples = 16
 references = 80
 hindsight = 200
+hindsight_lists = 2
 guided = 60
 mean_prefix = 4.0
 batch = 128
@@ -234,6 +235,17 @@ def test_p_writes_also_for_keys_of_its_own_texts(finished: Path) -> None:
         assert any(len(keys) < len(whole) and is_within(keys, whole) for whole in lists)
 
 
+def test_a_text_in_hindsight_comes_with_several_lists_of_its_keys(finished: Path) -> None:
+    found: dict[tuple[int, ...], list[str]] = {}
+    for chunk in sorted((finished / "work" / "hindsight-da").glob("chunk-*")):
+        samples = read_samples(chunk)
+        tokens = samples.ragged("tokens")
+        for number, condition in enumerate(samples.strings("condition")):
+            found.setdefault(tuple(tokens.row(number).tolist()), []).append(condition)
+    assert all(len(lists) % 2 == 0 for lists in found.values())  # a text that is drawn twice comes four times
+    assert any(len(set(lists)) > 1 for lists in found.values())
+
+
 def test_p_learns_to_read_keys_from_texts_of_its_own(finished: Path) -> None:
     own = read_keyed(finished / "work" / "own_texts" / "own.jsonl.gz")
     stages = results(finished)["stages"]
@@ -251,7 +263,14 @@ def test_one_base_alone_is_a_study_of_its_own(finished: Path) -> None:
     assert run_in_order.main(words) == 0
     run = read_json(finished / "alone" / "keywords_in_order-small-da.json")
     rows = run["metrics"]["small-da"]["rows"]
-    assert rows == [each for each in results(finished)["rows"] if each["base"] == "da"]
+    both = results(finished)
+    lines = [(each["system"], each["decoding"]) for each in rows]
+    assert lines == [(each["system"], each["decoding"]) for each in both["rows"] if each["base"] == "da"]
+    # Its p has learned the texts by themselves, as the one did that writes texts of its own for the other.
+    learned, facts = both["stages"]["first_adapter"], run["metrics"]["small-da"]["stages"]["adapter"]
+    assert {each: facts[each] for each in ("steps", "tokens", "dev_loss")} == {
+        each: learned[each] for each in ("steps", "tokens", "dev_loss")
+    }
     assert len(in_order_page.papers("yelp-da", {"da"})) == 2
     assert len(in_order_page.papers("yelp", {"da", "seq2seq"})) == 4
 

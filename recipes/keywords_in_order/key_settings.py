@@ -26,6 +26,7 @@ class KeyDraw:
     samples: int = 8  # of each
     references: int = 48_000  # texts with their own keys, for a warm-up
     hindsight: int = 100_000  # texts of a p that sees no keys, each with some of the keys in it
+    hindsight_lists: int = 1  # how often each, with other keys: so that it is the keys that count
     guided: int = 8_000  # texts of a round that q̂ begins
     guided_share: float = 0.9
     mean_prefix: float = 24.0  # tokens that q̂ writes on average, where p completes

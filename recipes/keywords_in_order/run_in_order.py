@@ -48,7 +48,7 @@ from prepare_keys import ABOUT, TEST, TRAIN, prepare_once
 from progress_log import Clock, Stages
 from run_commongen import pack
 from side_work import Workers, run_with_workers
-from study_settings import BASE, Row, RowSettings
+from study_settings import BASE, AdapterSettings, Row, RowSettings
 from table_rows import score_log_p
 
 from nado.errors import InputError
@@ -59,7 +59,7 @@ from nado.huggingface import CausalModel
 from nado.huggingface.reading import HuggingFaceReader
 from nado.prompts import Prompt
 from nado.proposals import Proposal, guided_mixture, tempered
-from nado.samples import Samples
+from nado.samples import Samples, join_samples
 from nado.storage import digest_file, digest_json, read_json, write_bytes, write_json
 from nado.versions import versions
 from recording import record, write_page
@@ -80,6 +80,7 @@ class InOrder:
     def __init__(self, options: argparse.Namespace, workers: Workers) -> None:
         self.settings = read_key_settings(options.settings or _settings_of(options.corpus))
         self.name, self.base, self.output = options.corpus, options.base, options.output
+        self.reads_keys = options.only != DA  # a base that is shown none need not learn to read them
         if options.only:
             self.settings = self.settings.of_base(options.only)
             self.name += f"-{options.only}"
@@ -93,7 +94,8 @@ class InOrder:
         inputs += [digest_file(prepared / name) for name in self.read(prepared)]
         conditions = {each.prompt.condition for each in (*self.training, *self.tested)}
         self.bits = max(len(self.oracle.progress_names(each)) for each in conditions)
-        self.stages = Stages(options.work, digest_json(inputs), self.clock)
+        work = options.work if self.reads_keys else options.work / DA  # it has another p
+        self.stages = Stages(work, digest_json(inputs), self.clock)
         self.scores: dict[Row, Future[Any]] = {}
         self.written: dict[Row, tuple[Written, list[Any]]] = {}
         self.left_out: list[str] = []
@@ -127,7 +129,8 @@ class InOrder:
     def adapt(self) -> None:
         """One adapter for both bases: every text is learned after each of its lists, and once by itself.
 
-        Where settings ask for texts of p's own, these too, after keys that are in them.
+        Where settings ask for texts of p's own, these too, after keys that are in them. Where the base that
+        sees no key is all that is asked for, it learns the texts alone.
         """
 
         def tune(folder: Path) -> dict[str, Any]:
@@ -141,9 +144,13 @@ class InOrder:
                 settings = replace(settings, epochs=1.0)
             return fine_tune(self.clock, self.base, train, dev, folder, settings, length_limit=limit)
 
-        own = self.write_own() if self.settings.own.count and self.given is None else None
-        config = {"adapter": asdict(self.settings.adapter)}
-        place = make_adapter(self.stages, config, self.given, tune, [] if own is None else [own])
+        own, learned, work = None, self.settings.adapter, tune
+        if not self.reads_keys:
+            learned, work = self.adapter_alone, self.tune_alone
+        elif self.settings.own.count and self.given is None:
+            own = self.write_own()
+        config = {"adapter": asdict(learned), "reads_keys": self.reads_keys}
+        place = make_adapter(self.stages, config, self.given, work, [] if own is None else [own])
         self.stages.run(BASE, asdict(self.settings.base), ["adapter"], lambda folder: {})
         pack(place, self.output / "adapter.tar")
 
@@ -151,22 +158,30 @@ class InOrder:
         """Every training text once, for a base that sees no key."""
         return list({each.text: replace(each, sees=False) for each in self.training}.values())
 
+    @property
+    def adapter_alone(self) -> AdapterSettings:
+        """How the texts alone are learned."""
+        return replace(self.settings.adapter, epochs=self.settings.own.epochs)
+
+    def tune_alone(self, folder: Path) -> dict[str, Any]:
+        """An adapter that has learned the texts alone."""
+        alone: Any = self.alone()
+        tested: Any = [replace(each, sees=False) for each in self.tested]
+        limit = self.settings.base.length_limit
+        return fine_tune(self.clock, self.base, alone, tested, folder, self.adapter_alone, length_limit=limit)
+
     def write_own(self) -> str:
         """Texts of a p that has learned the corpus alone, with keys in them; returns the stage's name.
 
         In one pass none of them is read twice: what p learns from them is to read keys, and no text by
         heart.
         """
-        own, adapter = self.settings.own, replace(self.settings.adapter, epochs=self.settings.own.epochs)
-        limit, draw = self.settings.base.length_limit, self.settings.draw
+        own, draw = self.settings.own, self.settings.draw
 
         def tune(folder: Path) -> dict[str, Any]:
-            alone: Any = self.alone()
-            tested: Any = [replace(each, sees=False) for each in self.tested]
-            place = folder / "adapter"
-            return fine_tune(self.clock, self.base, alone, tested, place, adapter, length_limit=limit)
+            return self.tune_alone(folder / "adapter")
 
-        first = self.stages.run("first_adapter", asdict(adapter), [], tune) / "adapter"
+        first = self.stages.run("first_adapter", asdict(self.adapter_alone), [], tune) / "adapter"
 
         def write(folder: Path) -> dict[str, Any]:
             model = load_base(self.base, first, self.settings.base, device=self.clock.device)
@@ -254,9 +269,10 @@ class InOrder:
         def work(folder: Path) -> dict[str, Any]:
             drawn = self.making.write_freely(draw.hindsight, folder / "drawn", draw.seed + 3)
             texts = [text.strip() for text in drawn.strings("text")]
-            keys = self.in_pieces(self.chooser, texts, draw.seed)
+            several = join_samples([drawn] * draw.hindsight_lists)
+            keys = self.in_pieces(self.chooser, texts * draw.hindsight_lists, draw.seed)
             conditions = [KeyedText(0, each, "", sees=False).prompt.condition for each in keys]
-            return self.making.keep(drawn, conditions, folder)
+            return self.making.keep(several, conditions, folder)
 
         self.stages.run(name, asdict(draw), [BASE], work)
         return name
