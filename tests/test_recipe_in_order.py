@@ -275,6 +275,17 @@ def test_one_base_alone_is_a_study_of_its_own(finished: Path) -> None:
     assert len(in_order_page.papers("yelp", {"da", "seq2seq"})) == 4
 
 
+def test_some_guides_alone() -> None:
+    settings = read_key_settings(RECIPE / "yelp.toml")
+    chosen = settings.of_base("da").of_guides(["warm"])
+    assert [each.name for each in chosen.guides] == ["warm"]
+    assert {system for each in chosen.rows for system in each.systems} == {"da", "warm"}
+    with pytest.raises(InputError, match="some of the guides warm, warm_rounds, da_nado; found nado"):
+        settings.of_base("da").of_guides(["warm", "nado"])
+    with pytest.raises(InputError, match="an earlier guide of the base da that warm_rounds starts from"):
+        settings.of_guides(["warm_rounds"])
+
+
 def test_without_a_further_call_the_last_guides_are_left_out(place: Path) -> None:
     settings = read_key_settings(RECIPE / "yelp.toml")
 

@@ -1,5 +1,6 @@
 """What a run of the study does, read from a TOML file."""
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,25 @@ class KeySettings:
 
     def of_base(self, base: str) -> "KeySettings":
         """The part of the study that is about one of the two bases."""
-        guides = tuple(each for each in self.guides if each.base == base)
-        systems = {base, *(each.name for each in guides)}
+        return self._of({base, *(each.name for each in self.guides if each.base == base)})
+
+    def of_guides(self, names: Collection[str]) -> "KeySettings":
+        """The same with these guides alone."""
+        known = [each.name for each in self.guides]
+        if unknown := set(names) - set(known):
+            raise InputError(
+                f"some of the guides {', '.join(known)}", unknown.pop(), "Check its spelling, and --only."
+            )
+        chosen = self._of({SEQ2SEQ, DA, *names})
+        _require_sense(chosen)
+        return chosen
+
+    def _of(self, systems: Collection[str]) -> "KeySettings":
+        """The guides and lines of some systems."""
+        guides = tuple(each for each in self.guides if each.name in systems)
         rows = [
-            replace(each, systems=tuple(filter(systems.__contains__, each.systems))) for each in self.rows
+            replace(each, systems=tuple(name for name in each.systems if name in systems))
+            for each in self.rows
         ]
         return replace(self, guides=guides, rows=tuple(each for each in rows if each.systems))
 

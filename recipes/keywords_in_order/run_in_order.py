@@ -84,6 +84,8 @@ class InOrder:
         if options.only:
             self.settings = self.settings.of_base(options.only)
             self.name += f"-{options.only}"
+        if options.guides:
+            self.settings = self.settings.of_guides(options.guides.split(","))
         self.workers, self.later = workers, options.later
         self.given: Path | None = options.adapter
         self.clock = Clock(options.output / "run.log", deadline=options.deadline)
@@ -113,6 +115,7 @@ class InOrder:
         self.adapt()
         for base in (SEQ2SEQ, DA):
             self.decode(base, base, [BASE])
+        self.write()
         waiting = list(self.settings.guides)
         while waiting := self.fitting(waiting):
             if not self.learn(waiting):
@@ -541,6 +544,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", type=Path, help="an adapter to take instead of fine-tuning one")
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
     parser.add_argument("--only", choices=[SEQ2SEQ, DA], default="", help="guides of this base alone")
+    parser.add_argument("--guides", default="", help="these guides alone, as warm,warm_rounds")
     parser.add_argument("--later", type=float, default=0.0, help="seconds that a further call will have")
     parser.add_argument("--workers", type=int, default=0, help="processes that label and score")
 
