@@ -314,6 +314,39 @@ def test_divergence_stops_and_says_where(tabular: tuple[TabularReader, Samples])
     )
 
 
+def test_a_batch_without_a_finite_gradient_is_passed_over(
+    tabular: tuple[TabularReader, Samples], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen on a GPU: one batch in a run, losses finite, gradients nan."""
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    guide, weights = fresh_guide(reader), []
+    calls = iter(range(1, 100))
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.nan if next(calls) == 2 else gradient
+
+    guide.head.bias.bias.register_hook(spoil)
+    config = TrainingConfig(steps=4, batch_size=8)
+    keep: Any = lambda step, row: weights.append(guide.head.bias.bias.detach().clone())  # noqa: E731
+    summary = train(guide, reader, data, config, on_step=keep)
+    assert summary.skipped == 1
+    assert [row.get("skipped", 0.0) for row in summary.history] == [0, 1, 0, 0]
+    assert torch.equal(weights[1], weights[0])
+    assert not torch.equal(weights[2], weights[1])
+    assert caplog.messages == ["step 2 is passed over: no finite gradient of guide.head.bias.bias"]
+
+
+def test_many_such_batches_are_no_training(tabular: tuple[TabularReader, Samples]) -> None:
+    reader, samples = tabular
+    guide = fresh_guide(reader)
+    guide.head.bias.bias.register_hook(lambda gradient: gradient * torch.nan)
+    with pytest.raises(DivergenceError, match="expected finite gradients; found none at 4 of 4 steps"):
+        train(
+            guide, reader, TrainingData.from_samples(samples, reader), TrainingConfig(steps=9, batch_size=8)
+        )
+
+
 def test_another_base_is_refused(tabular: tuple[TabularReader, Samples]) -> None:
     reader, _ = tabular
     guide = fresh_guide(reader)

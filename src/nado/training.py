@@ -1,5 +1,6 @@
 """Training the guide: one loop, whatever the base, the oracle and the proposal."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -33,13 +34,18 @@ from nado.reading import Reader
 from nado.trackers import open_trackers, require_trackers
 from nado.training_data import Batch, TrainingData, iterate
 
+log = logging.getLogger(__name__)
+
 Measure: TypeAlias = Callable[[Guide], dict[str, float]]
 
 CALIBRATION_BINS = 10
+SKIPPED = "skipped"  # in the history, at steps that were not taken
+SKIPPED_SHARE = 0.01  # of the steps so far that may be passed over, beside a few
+_SKIPPED_AT_FIRST = 3
 
 
 class DivergenceError(NadoError, ArithmeticError):
-    """The loss stopped being a number."""
+    """The loss, or its gradient, stopped being a number."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ class TrainingSummary:
     satisfied: float  # share of the texts
     tokens: int  # read, padding not counted
     seconds: float
+    skipped: int  # steps that were not taken: their gradients were not finite
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready: everything but the steps in between."""
@@ -127,6 +134,7 @@ class TrainingSummary:
             "satisfied": self.satisfied,
             "tokens": self.tokens,
             "seconds": self.seconds,
+            "skipped": self.skipped,
             "best": self.history[self.best_step - 1],
             "last": self.history[-1],
         }
@@ -294,6 +302,8 @@ def train(
             row = take_step(team, optimiser, data, rows, config, step) | {"epoch": float(epoch)}
             row |= _look(team, config, step, held_out, measure)
             run.record(row, guide, int(data.lengths[rows].sum()), time.monotonic() - began)
+            if SKIPPED in row:
+                _require_gradients(run)
             track(step, row)
             if on_step is not None:
                 on_step(step, row)
@@ -375,6 +385,7 @@ def _summarise(run: Run, config: TrainingConfig, data: TrainingData) -> Training
         satisfied=float((data.multiplicity * data.satisfied).sum()) / texts,
         tokens=run.tokens,
         seconds=run.seconds,
+        skipped=sum(SKIPPED in row for row in run.history),
     )
 
 
@@ -443,17 +454,45 @@ def take_step(
         group["lr"] = learning_rate(config, step)
     optimiser.zero_grad(set_to_none=True)
     losses = team.sum(_add_gradients(team, data, rows, config, step))
-    norm = torch.nn.utils.clip_grad_norm_(team.objective.parameters(), config.clip)
+    learned = [each for each in team.objective.parameters() if each.grad is not None]
+    norm = torch.nn.utils.get_total_norm(each.grad for each in learned)
     measured = torch.cat([losses[:1], norm[None], losses[1:]]).tolist()
-    if not all(math.isfinite(value) for value in measured):
+    names = ("loss", "gradient_norm", *Losses._fields)
+    row = {"step": float(step), **dict(zip(names, measured, strict=True))}
+    if not math.isfinite(sum(measured[:1] + measured[2:])):
         raise DivergenceError(
             "a finite loss",
             f"loss {measured[0]} and gradient norm {measured[1]} at step {step}",
             "Lower the learning rate, or check the samples' log-probabilities; the last checkpoint is kept.",
         )
-    optimiser.step()
-    names = ("loss", "gradient_norm", *Losses._fields)
-    return {"step": float(step), **dict(zip(names, measured, strict=True))}
+    if math.isfinite(measured[1]):
+        torch.nn.utils.clip_grads_with_norm_(learned, config.clip, norm)
+        optimiser.step()
+        return row
+    # The losses are numbers, and the weights still are: the batch is passed over, and the next one taken.
+    log.warning("step %d is passed over: no finite gradient of %s", step, _without_gradient(team.plain))
+    return row | {"gradient_norm": 0.0, SKIPPED: 1.0}
+
+
+def _without_gradient(module: torch.nn.Module, shown: int = 4) -> str:
+    """Names of the first parameters whose gradients are not numbers, and how many others there are."""
+    found = [
+        name
+        for name, each in module.named_parameters()
+        if each.grad is not None and not bool(each.grad.isfinite().all())
+    ]
+    return ", ".join(found[:shown] + [f"{len(found) - shown} others"] * (len(found) > shown))
+
+
+def _require_gradients(run: Run) -> None:
+    """A batch in a thousand is an accident of arithmetic; more of them are no training."""
+    skipped = sum(SKIPPED in row for row in run.history)
+    if skipped > _SKIPPED_AT_FIRST + SKIPPED_SHARE * run.step:
+        raise DivergenceError(
+            "finite gradients",
+            f"none at {skipped} of {run.step} steps",
+            "Train without half, or without compiled; the warnings name the parameters.",
+        )
 
 
 def _add_gradients(team: Team, data: TrainingData, rows: Tensor, config: TrainingConfig, step: int) -> Tensor:
