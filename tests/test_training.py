@@ -337,6 +337,21 @@ def test_a_batch_without_a_finite_gradient_is_passed_over(
     assert caplog.messages == ["step 2 is passed over: no finite gradient of guide.head.bias.bias"]
 
 
+def test_a_guide_never_learns_by_attention_that_gives_nan(tabular: tuple[TabularReader, Samples]) -> None:
+    """cuDNN's backward pass, torch 2.11, Hopper: padding on the left and 64 places."""
+    reader, samples = tabular
+    data, seen = TrainingData.from_samples(samples, reader), []
+    guide = fresh_guide(reader)
+    guide.body.register_forward_hook(
+        lambda *_: seen.append(
+            (torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled())
+        )
+    )
+    train(guide, reader, data, TrainingConfig(steps=2, batch_size=8))
+    assert seen == [(False, True)] * 2
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_many_such_batches_are_no_training(tabular: tuple[TabularReader, Samples]) -> None:
     reader, samples = tabular
     guide = fresh_guide(reader)

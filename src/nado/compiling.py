@@ -1,9 +1,11 @@
-"""torch.compile, with what has to be known about it."""
+"""torch.compile and attention on a GPU, with what has to be known about them."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # In torch 2.11 this analysis fails an assertion of its own on transformers' attention masks.
 _OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"triton.coalesce_tiling_analysis": False}
@@ -20,3 +22,15 @@ def compile_layers(model: torch.nn.Module) -> torch.nn.Module:
 
     fused: torch.nn.Module = compile_regions(model, dynamic=True, options=_OPTIONS)
     return fused
+
+
+def trained_attention() -> AbstractContextManager[None]:
+    """Attention whose backward pass can be trusted.
+
+    In torch 2.11 that of cuDNN gives nan on Hopper GPUs where a mask leaves some place nothing to look at, as
+    padding on the left does, and 64 (192, 320 …) places are read. Layers that are compiled keep the kernel
+    that was chosen for their first batch, so that it is some runs that it meets, and others not.
+    """
+    sound = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    chosen: AbstractContextManager[None] = sdpa_kernel(sound)
+    return chosen

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nado.checkpoints import Checkpoints, Row, Run
-from nado.compiling import compile_layers
+from nado.compiling import compile_layers, trained_attention
 from nado.errors import InputError, NadoError, require_at_least
 from nado.guide import Guide
 from nado.objective import (
@@ -236,7 +236,8 @@ class Objective(torch.nn.Module):
         places = summed.flatten().nonzero().squeeze(1)  # (N,)
         written = torch.arange(summed.shape[1], device=summed.device).expand_as(summed)
         left = (self.reader.model.length_limit - written).clamp(min=0)
-        features = self._features(batch.states, batch.last_tokens, left, batch.conditions, batch.progress)
+        with trained_attention():
+            features = self._features(batch.states, batch.last_tokens, left, batch.conditions, batch.progress)
 
         def gather(values: Tensor) -> Tensor:
             return values.flatten(0, 1).index_select(0, places)
