@@ -4,6 +4,8 @@ import gzip
 import json
 import random
 import sys
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from nado.errors import InputError
+from nado.guided import GuidedModel
 from nado.samples import read_samples
 from nado.storage import read_json
 from small_models import EOS, save
@@ -36,7 +39,7 @@ from ordered_keys import (  # noqa: E402
     read_keyed,
     shorten_keys,
 )
-from study_settings import FinalSettings, Row, RowSettings  # noqa: E402
+from study_settings import FinalSettings, Row, RowSettings, require_decoding  # noqa: E402
 
 NOUNS = ["dog", "cat", "ball", "beach", "man", "woman", "park"]
 SETTINGS = """
@@ -333,6 +336,24 @@ def test_lines_are_guided_with_their_doubt(monkeypatch: pytest.MonkeyPatch) -> N
     assert final_rows(chosen, FinalSettings())["q"].doubt == 0.1
 
 
+def test_greedy_texts_can_be_kept_from_repeating_themselves(finished: Path) -> None:
+    """A text that has missed its key goes round in circles up to the limit."""
+    study = run_in_order.InOrder(run_in_order._parse(arguments(finished)), run_in_order.Workers(0))
+    study.adapt()
+    asked = [replace(each, sees=False) for each in study.tested]
+    model = GuidedModel(study.model, study.guide("warm"), oracle=study.oracle)
+    repeated = []
+    for decoding in ("greedy", "greedy2"):
+        row = Row("warm", decoding, 1.5, False)
+        assert (row.kind, row.base_decoding) == ("greedy", decoding)
+        written = write_guided(model, asked, row, RowSettings(("warm",)))
+        pairs = [list(pairwise(tokens)) for tokens in written.tokens]
+        repeated.append(sum(len(each) > len(set(each)) for each in pairs))
+    assert repeated[0] > repeated[1] == 0
+    with pytest.raises(InputError, match="one of the decodings greedy, greedy4, beam"):
+        require_decoding(Row("warm", "greedy1", 1.5, False))
+
+
 def is_within(keys: list[str], whole: list[str]) -> bool:
     """Whether keys stand in a list one after the other."""
     rest = iter(whole)
@@ -408,6 +429,23 @@ def test_the_readme_and_the_record_are_filled(finished: Path, tmp_path: Path) ->
     recorded = read_json(tmp_path / "keywords_in_order.json")
     assert recorded["metrics"]["small"]["rows"] == results(finished)["rows"]
     assert "texts" not in json.dumps(recorded["metrics"]["small"]["rows"])
+
+
+def test_tables_show_all_that_is_on_record(finished: Path, tmp_path: Path) -> None:
+    run = read_json(finished / "out" / "keywords_in_order-small.json")
+    earlier = {**run, "commit": "aaa", "metrics": {"another": run["metrics"]["small"]}}
+    earlier["runs"] = [{**run["runs"][0], "commit": "aaa", "metrics": ["another"]}]
+    run_in_order.write_json(tmp_path / "keywords_in_order.json", earlier)
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        "<!-- results: written by results_page.py -->\n<!-- end of results -->\n", encoding="utf-8"
+    )
+    in_order_page.main(
+        [str(finished / "out"), "--readme", str(readme), "--record", "--results", str(tmp_path)]
+    )
+    text = readme.read_text(encoding="utf-8")
+    assert text.index("### another") < text.index("commit aaa") < text.index("### small")
+    assert text.count("### ") == 2
 
 
 def test_one_command_leads_from_data_to_the_tables(

@@ -170,7 +170,8 @@ def search(row: Row, settings: RowSettings) -> dict[str, Any]:
     """What `generate` is told: greedy, beams, or sampling from the distribution itself."""
     if row.decoding == "sample":
         return {"do_sample": True, "top_k": 0, "num_beams": 1}
-    return {"do_sample": False, "num_beams": settings.beams if row.decoding == "beam" else 1}
+    once = {"no_repeat_ngram_size": row.unrepeated} if row.unrepeated else {}
+    return {"do_sample": False, "num_beams": settings.beams if row.decoding == "beam" else 1, **once}
 
 
 def tidy(texts: Sequence[str]) -> list[str]:

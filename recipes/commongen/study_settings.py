@@ -16,6 +16,7 @@ SectionT = TypeVar("SectionT")
 
 BASE, UNTRAINED = "base", "untrained"  # the systems that need no training
 VERIFIED, SMC = "verified", "smc"
+GREEDY = "greedy"
 SEARCH = "search"  # beams that rank prefixes by p·R; `beam` is transformers' own, by products of q
 _FEWEST_SECONDS = 20.0
 _SHARED = ("base", "texts", "adapter", "draw")  # sections that one file can take from another
@@ -127,7 +128,7 @@ class Row:
     """One line of the table: which system writes, and how."""
 
     system: str
-    decoding: str  # greedy, beam, search, sample, verified, smc; the last and search with a number
+    decoding: str  # greedy, beam, search, sample, verified, smc; greedy, search and smc with a number
     strength: float
     exact_end: bool
     seed: int = 0
@@ -140,13 +141,18 @@ class Row:
 
     @property
     def number(self) -> str:
-        """What is behind it: a length penalty and, after an x, how many beams; or how many particles."""
+        """What is behind it: a length penalty and, after an x, how many beams; or particles, or a run."""
         return self.decoding.removeprefix(self.kind)
 
     @property
     def particles(self) -> int:
         """Particles of SMC; 0 for other decodings."""
         return int(self.number) if self.kind == SMC else 0
+
+    @property
+    def unrepeated(self) -> int:
+        """Tokens of a run that may not come twice, its prompt counted; 0 where any may. Greedy texts loop."""
+        return int(self.number or 0) if self.kind == GREEDY else 0
 
     @property
     def length_penalty(self) -> float:
@@ -160,7 +166,7 @@ class Row:
     @property
     def base_decoding(self) -> str:
         """How p writes the texts that this line is compared with."""
-        return self.decoding if self.kind in ("greedy", "beam", SEARCH) else "sample"
+        return self.decoding if self.kind in (GREEDY, "beam", SEARCH) else "sample"
 
     @property
     def name(self) -> str:
@@ -303,16 +309,18 @@ def _require_systems(settings: Settings) -> None:
         raise InputError(f"one of the systems {', '.join(known)}", unknown[0], "Add it to [guides].")
     for section in settings.rows:
         for row in section.rows():
-            _require_decoding(row)
+            require_decoding(row)
 
 
-def _require_decoding(row: Row) -> None:
+def require_decoding(row: Row) -> None:
+    """Refuse a line that nobody knows how to write."""
     number, guided = row.number, row.system != BASE
     known = {
+        GREEDY: not number or (number.isdigit() and int(number) > 1),
         SEARCH: re.fullmatch(r"(\d+(\.\d+)?)?(x\d+)?", number) is not None,
         SMC: guided and number.isdigit() and int(number) > 1,
         VERIFIED: guided and not number,
     }
-    if not known.get(row.kind, row.decoding in ("greedy", "beam", "sample")):
-        names = "greedy, beam, search, search0.5, search0.5x15, sample, and guided verified or smc16"
+    if not known.get(row.kind, row.decoding in ("beam", "sample")):
+        names = "greedy, greedy4, beam, search, search0.5, search0.5x15, sample, and guided verified or smc16"
         raise InputError(f"one of the decodings {names}", row.decoding, "Use one of these.")

@@ -2,7 +2,8 @@
 
     python recipes/keywords_in_order/in_order_page.py OUT [OUT …] [--readme README.md] [--record]
 
-No number of ours is typed by hand; the paper's stand below.
+With --record the tables are those of all that is on record, whichever run it is from. No number of ours is
+typed by hand; the paper's stand below.
 """
 
 import argparse
@@ -142,6 +143,15 @@ def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return [read_json(path) for path in paths]
 
 
+def on_record(path: Path) -> list[dict[str, Any]]:
+    """Every run that a file of results has metrics of, in the order of the corpora's names."""
+    found = read_json(path)
+    runs = [
+        {**run, "metrics": {name: found["metrics"][name]}} for run in found["runs"] for name in run["metrics"]
+    ]
+    return sorted(runs, key=lambda run: list(run["metrics"]))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fill the README, and put the metrics on record if asked to."""
     parser = argparse.ArgumentParser(
@@ -153,11 +163,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where that is")
     options = parser.parse_args(arguments)
     runs = read_runs(options.runs)
+    if options.record:
+        path = options.results / "keywords_in_order.json"
+        for run in runs:
+            merge(run, path)
+        runs = on_record(path)
     if options.readme is not None:
         fill(options.readme, page(runs))
-    if options.record:
-        for run in runs:
-            merge(run, options.results / "keywords_in_order.json")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,14 @@ from typing import Any
 
 import nearby  # noqa: F401  (finds the settings of the CommonGen recipe)
 from ordered_keys import DA, SEQ2SEQ
-from study_settings import AdapterSettings, BaseSettings, GuideSettings, Row, RowSettings
+from study_settings import (
+    AdapterSettings,
+    BaseSettings,
+    GuideSettings,
+    Row,
+    RowSettings,
+    require_decoding,
+)
 from toml_sections import read_section, read_table
 
 from nado.errors import InputError
@@ -218,3 +225,6 @@ def _require_sense(settings: KeySettings) -> None:
         raise InputError(
             f"one of the systems {', '.join(sorted(known))}", unknown[0], "Add it to [[guides]]."
         )
+    for section in settings.rows:
+        for row in section.rows():
+            require_decoding(row)
