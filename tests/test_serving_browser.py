@@ -157,21 +157,22 @@ def test_strength_and_target_rate_exclude_each_other(page: Any) -> None:
     wait(page, lambda: says(page) == "Written with seed 3.")
 
 
-def test_doubt_is_asked_for_where_a_guide_pulls(page: Any) -> None:
+@pytest.mark.parametrize("choice", ["doubt", "plausible"])
+def test_doubt_and_plausible_tokens_are_asked_for_where_a_guide_pulls(page: Any, choice: str) -> None:
     slide(page, "strength", 2)
-    slide(page, "doubt", 0.03)
+    slide(page, choice, 0.03)
     fill(page, condition="ball", prompt="a man sees", seed="5")
     page.find_element(By.ID, "copy-curl").click()
     wait(page, lambda: page.find_element(By.ID, "snippet").is_displayed())
-    assert '"doubt":0.03' in page.find_element(By.ID, "snippet").text.replace(" ", "")
+    assert f'"{choice}":0.03' in page.find_element(By.ID, "snippet").text.replace(" ", "")
     page.find_element(By.ID, "go").click()
     wait(page, lambda: says(page) == "Written with seed 5.")
     slide(page, "strength", 0)
-    assert not page.find_element(By.ID, "doubt").is_enabled()
+    assert not page.find_element(By.ID, choice).is_enabled()
     slide(page, "strength", 1)
-    assert page.find_element(By.ID, "doubt").is_enabled()
+    assert page.find_element(By.ID, choice).is_enabled()
     slide(page, "rate", 0.5)
-    assert not page.find_element(By.ID, "doubt").is_enabled()
+    assert not page.find_element(By.ID, choice).is_enabled()
 
 
 def test_a_verified_text_has_its_badge(page: Any) -> None:

@@ -65,10 +65,10 @@ def guiding(guide: Guide, condition: str | None = None) -> LightGuiding:
     return LightGuiding(copy, served, lent)
 
 
-def steps(guide: Guide, strength: float, row: int, tokens: Tensor, doubt: float = 0.0) -> Tensor:
+def steps(guide: Guide, guidance: Guidance, row: int, tokens: Tensor) -> Tensor:
     """log q of one row along a text, by the guided model itself: (T, V)."""
     reader: Any = guide.reader
-    model = GuidedLanguageModel(reader.model, guide, guidance=Guidance(strength=strength, doubt=doubt))
+    model = GuidedLanguageModel(reader.model, guide, guidance=guidance)
     state = model.start([PROMPTS[row]], [CONDITIONS[row]])
     found = []
     for token in tokens:
@@ -94,17 +94,19 @@ BASES = [
 ]
 
 
-ON, OFF, SURE = [1.0] * 4, [0.0] * 4, [0.0] * 4
+ON, OFF, SURE, ANY = [1.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4
 ASKED = {
-    "mixed": (STRENGTHS, SURE),
-    "on": (ON, SURE),
-    "off": (OFF, SURE),
-    "doubted": (ON, [0.0, 0.3, 0.05, 1.0]),
-    "mixed and doubted": (STRENGTHS, [0.3, 0.0, 0.3, 0.3]),
+    "mixed": (STRENGTHS, SURE, ANY),
+    "on": (ON, SURE, ANY),
+    "off": (OFF, SURE, ANY),
+    "doubted": (ON, [0.0, 0.3, 0.05, 1.0], ANY),
+    "mixed and doubted": (STRENGTHS, [0.3, 0.0, 0.3, 0.3], ANY),
+    "plausible": (ON, SURE, [0.0, 0.3, 0.05, 1.0]),
+    "all of it": (STRENGTHS, [0.3, 0.0, 0.3, 0.3], [0.3, 0.1, 0.0, 0.6]),
 }
 
 
-@pytest.mark.parametrize(("strengths", "doubts"), ASKED.values(), ids=ASKED.keys())
+@pytest.mark.parametrize(("strengths", "doubts", "plausibles"), ASKED.values(), ids=ASKED.keys())
 @pytest.mark.parametrize("choices", CHOICES)
 @pytest.mark.parametrize(("warpers", "completion", "eos"), BASES)
 def test_rows_of_a_batch_have_the_guided_models_q(
@@ -114,8 +116,9 @@ def test_rows_of_a_batch_have_the_guided_models_q(
     eos: Any,
     strengths: list[float],
     doubts: list[float],
+    plausibles: list[float],
 ) -> None:
-    """Rows with conditions, strengths, doubts and prompts of their own, each at another place of its text."""
+    """Rows with all they ask for and prompts of their own, each at another place of its text."""
     reader = make_reader(warpers, completion, eos_token_id=eos)
     guide = random_guide(reader, reads="light", **choices)
     mine = guiding(guide)
@@ -124,9 +127,11 @@ def test_rows_of_a_batch_have_the_guided_models_q(
     tokens[:, 0] = 6  # which is forced in one of the cases
     lengths = [len(row) for row in reader.model.encode(PROMPTS)]
     states = reader.read(PROMPTS, tokens, torch.full((len(PROMPTS),), LIMIT))  # (B, T, H)
-    asked = zip(lengths, CONDITIONS, strengths, doubts, strict=True)
+    asked = zip(lengths, CONDITIONS, strengths, doubts, plausibles, strict=True)
     rows = mine.lay_out([RequestRow(*each) for each in asked])
-    expected = [steps(guide, strengths[row], row, tokens[row], doubts[row]) for row in range(len(PROMPTS))]
+    several = zip(strengths, doubts, plausibles, strict=True)
+    guidances = [Guidance(strength=one, doubt=two, plausible=three) for one, two, three in several]
+    expected = [steps(guide, guidance, row, tokens[row]) for row, guidance in enumerate(guidances)]
     for offset in range(LIMIT):
         at = torch.tensor([(offset + row) % LIMIT for row in range(len(PROMPTS))])
         here = states[torch.arange(len(PROMPTS)), at]
@@ -142,11 +147,15 @@ def test_the_guide_changes_what_the_base_would_write(reader: HuggingFaceReader) 
     """So that the test above has something to compare."""
     guide = random_guide(reader, reads="light")
     tokens = torch.tensor([6, 8, 9, 4, 10, 5])
-    one, none, other = (steps(guide, strength, 0, tokens).exp() for strength in (1.0, 0.0, 2.5))
-    doubted = steps(guide, 1.0, 0, tokens, doubt=0.3).exp()
+    one, none, other = (
+        steps(guide, Guidance(strength=strength), 0, tokens).exp() for strength in (1.0, 0.0, 2.5)
+    )
+    doubted = steps(guide, Guidance(doubt=0.3), 0, tokens).exp()
+    plausible = steps(guide, Guidance(plausible=0.3), 0, tokens).exp()
     assert float((one - none).abs().sum(-1).mean()) > 0.2
     assert float((one - other).abs().sum(-1).mean()) > 0.05
     assert float((one - doubted).abs().sum(-1).mean()) > 0.05
+    assert float((one - plausible).abs().sum(-1).mean()) > 0.05
 
 
 def test_a_prompt_that_is_not_read_to_its_end_has_some_q(reader: HuggingFaceReader) -> None:
@@ -321,6 +330,7 @@ def test_requests_are_read() -> None:
     assert read_row(5, None) == RequestRow(5, None, 1.0)
     assert read_row(5, {"nado_condition": "dog", "nado_strength": 0}) == RequestRow(5, "dog", 0.0)
     assert read_row(5, {"nado_doubt": 0.1}) == RequestRow(5, None, 1.0, 0.1)
+    assert read_row(5, {"nado_plausible": 0.1}) == RequestRow(5, None, 1.0, 0.0, 0.1)
     require_arguments({"nado_condition": "", "nado_strength": 2}, needs_condition=True)
     require_arguments({"nado_strength": 0, "other": [1]}, needs_condition=True)
     require_arguments(None, needs_condition=False)
@@ -351,12 +361,16 @@ def test_requests_are_read() -> None:
         ),
         (
             {"nado_target_rate": 0.5},
-            "expected the arguments nado_condition, nado_strength, nado_doubt; found nado_target_rate. "
-            "Leave it out.",
+            "expected the arguments nado_condition, nado_strength, nado_doubt, nado_plausible; "
+            "found nado_target_rate. Leave it out.",
         ),
         (
             {"nado_condition": "dog", "nado_doubt": 1.5},
             "expected nado_doubt from 0 to 1; found 1.5. Use 0 to believe the guide whatever it says.",
+        ),
+        (
+            {"nado_condition": "dog", "nado_plausible": "0.1"},
+            "expected nado_plausible from 0 to 1; found '0.1'. Use 0 to leave nothing out.",
         ),
     ],
 )

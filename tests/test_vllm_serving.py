@@ -45,13 +45,14 @@ with warnings.catch_warnings():
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
-# Requests of several lengths, all in one batch: conditions, strengths and doubts of their own. Every other
+# Requests of several lengths, all in one batch, each with all it can ask for of its own. Every other
 # one has a long prompt, so that its text goes on over the end of a block of keys.
 _SUBJECTS = [each.prompt for each in demo_prompts(240)[200:]]
 _LONG = [" ".join(_SUBJECTS[20 + at % 10 : 26 + at % 10]) + " " if at % 2 else "" for at in range(18)]
 ASKED = [Prompt(_LONG[at] + _SUBJECTS[at], WORDS[at % 4]) for at in range(18)]
 STRENGTHS = [(0.0, 1.0, 3.0)[at % 3] for at in range(len(ASKED))]
 DOUBTS = [0.5 if at % 2 else 0.0 for at in range(len(ASKED))]
+PLAUSIBLES = [0.9 if at % 5 < 2 else 0.0 for at in range(len(ASKED))]
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +85,31 @@ def engine(folder: Path) -> Iterator[Any]:
 
 
 def expected(
-    pair: tuple[CausalModel, Guide], prompt: Prompt, strength: float, doubt: float = 0.0
+    pair: tuple[CausalModel, Guide],
+    prompt: Prompt,
+    strength: float,
+    doubt: float = 0.0,
+    plausible: float = 0.0,
 ) -> list[int]:
     """What transformers' greedy search writes over the guided model, the request alone."""
-    model = GuidedModel(*pair, guidance=Guidance(strength=strength, doubt=doubt))
+    guidance = Guidance(strength=strength, doubt=doubt, plausible=plausible)
+    model = GuidedModel(*pair, guidance=guidance)
     return model.generate_texts([prompt.prompt], [prompt.condition], do_sample=False)[0].tokens
 
 
 def request(
-    condition: str | None, strength: float | None = None, doubt: float | None = None, **choices: Any
+    condition: str | None,
+    strength: float | None = None,
+    doubt: float | None = None,
+    plausible: float | None = None,
+    **choices: Any,
 ) -> Any:
-    given = {"nado_condition": condition, "nado_strength": strength, "nado_doubt": doubt}
+    given = {
+        "nado_condition": condition,
+        "nado_strength": strength,
+        "nado_doubt": doubt,
+        "nado_plausible": plausible,
+    }
     arguments = {name: value for name, value in given.items() if value is not None}
     return vllm.SamplingParams(temperature=0, extra_args=arguments, **{"max_tokens": LIMIT, **choices})
 
@@ -104,10 +119,12 @@ def write(
     base: CausalModel,
     prompts: list[Prompt],
     strengths: list[float],
-    doubts: list[float | None] | None = None,
+    doubts: list[float] | None = None,
+    plausibles: list[float] | None = None,
 ) -> list[list[int]]:
     encoded = [{"prompt_token_ids": row} for row in base.encode([each.prompt for each in prompts])]
-    asked = zip([each.condition for each in prompts], strengths, doubts or [None] * len(prompts), strict=True)
+    conditions, nothing = [each.condition for each in prompts], [None] * len(prompts)
+    asked = zip(conditions, strengths, doubts or nothing, plausibles or nothing, strict=True)
     answers = engine.generate(encoded, [request(*each) for each in asked], use_tqdm=False)
     return [list(answer.outputs[0].token_ids) for answer in answers]
 
@@ -120,12 +137,14 @@ def count(engine: Any, name: str) -> float:
 def test_greedy_texts_are_the_guided_models_token_by_token(
     engine: Any, pair: tuple[CausalModel, Guide]
 ) -> None:
-    wanted = [expected(pair, *each) for each in zip(ASKED, STRENGTHS, DOUBTS, strict=True)]
-    assert write(engine, pair[0], ASKED, STRENGTHS, [*DOUBTS]) == wanted
+    wanted = [expected(pair, *each) for each in zip(ASKED, STRENGTHS, DOUBTS, PLAUSIBLES, strict=True)]
+    assert write(engine, pair[0], ASKED, STRENGTHS, DOUBTS, PLAUSIBLES) == wanted
     assert count(engine, "vllm:num_preemptions") > 0
-    # The guide matters, and so do strength and doubt: all else could be equal by chance.
+    # The guide matters, and so do strength, doubt and what is plausible: all could be equal by chance.
     sure = [expected(pair, *each) for each in zip(ASKED, STRENGTHS, strict=True)]
-    assert sum(one != other for one, other in zip(wanted, sure, strict=True)) >= 1
+    doubted = [expected(pair, *each) for each in zip(ASKED, STRENGTHS, DOUBTS, strict=True)]
+    for first, second in ((sure, doubted), (doubted, wanted)):
+        assert sum(one != other for one, other in zip(first, second, strict=True)) >= 1
     unguided = [expected(pair, prompt, 0.0) for prompt in ASKED]
     for strength in (1.0, 3.0):
         own = [at for at, each in enumerate(STRENGTHS) if each == strength]

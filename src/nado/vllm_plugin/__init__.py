@@ -5,8 +5,8 @@ is imported here before it is needed. A folder's config.json names an architectu
 base's own name; vLLM then takes its class from `models.py`, which adds the guide to the base's logits.
 
 The guide has to be stateless: light, without progress. All it reads beside the hidden state is the last
-token, how many are left, and the condition. A request gives a condition, strength and doubt of its own
-(`rows.py`).
+token, how many are left, and the condition. A request gives a condition, strength, doubt and
+share of plausible tokens of its own (`rows.py`).
 """
 
 import logging

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nado.decomposition import apply_strength, doubted_log_r
+from nado.decomposition import apply_strength, doubted_log_r, plausible_log_r
 from nado.errors import MismatchError
 from nado.guide import Conditions, Guide, Known
 from nado.heads import Scores
@@ -47,7 +47,8 @@ class Rows:
     prompt_lengths: Tensor  # (B,)
     strengths: Tensor  # (B,)
     doubts: Tensor  # (B,)
-    guided: Tensor | None  # rows with a strength above 0; None for all of them
+    plausibles: Tensor | None  # (B,), None where no row leaves anything out
+    guided: Tensor | None  # rows that are not p's as they are; None for all of them
     plain: bool  # all their strengths are 1, and none of them doubts
 
     def __len__(self) -> int:
@@ -90,10 +91,12 @@ class LightGuiding:
         lengths = torch.tensor([row.prompt_length for row in rows], device=device)
         strengths = torch.tensor([row.strength for row in rows], device=device)
         doubts = torch.tensor([row.doubt for row in rows], device=device)
-        on = [at for at, row in enumerate(rows) if row.strength > 0]
+        shares = [row.plausible for row in rows]
+        plausibles = torch.tensor(shares, device=device) if any(shares) else None
+        on = [at for at, row in enumerate(rows) if row.strength > 0 or row.plausible]
         guided = None if len(on) == len(rows) else torch.tensor(on, dtype=torch.long, device=device)
         plain = all(rows[at].strength == 1 and not rows[at].doubt for at in on)
-        return Rows(Known(inputs, mask), lengths, strengths, doubts, guided, plain)
+        return Rows(Known(inputs, mask), lengths, strengths, doubts, plausibles, guided, plain)
 
     def _condition(self, row: RequestRow) -> str:
         given = row.condition if row.condition is not None else self.served.condition
@@ -112,7 +115,7 @@ class LightGuiding:
         """Numbers (B, V) whose softmax is q, from the base's states (B, H) and logits (B, V).
 
         `tokens` and `positions` (B,) are the token last read and its place. A row whose prompt is not read to
-        its end has a q as well, which nobody draws from. A row of strength 0 has p.
+        its end has a q as well, which nobody draws from. Strength 0 is p, or what is plausible of it.
         """
         generated = (positions + 1 - rows.prompt_lengths).clamp(min=0)
         last = torch.where(generated > 0, tokens, -1)
@@ -131,16 +134,18 @@ class LightGuiding:
     def _multiply(
         self, p: Tensor, states: Tensor, last: Tensor, generated: Tensor, known: Known, rows: Rows
     ) -> Tensor:
-        """p times R, doubted, to the strength, in log space and not normalised: whoever samples does that."""
+        """p times R as each row asks for it, in log space and not normalised: whoever samples does that."""
         left = (self.served.length_limit - generated).clamp(min=0)
         text = self.model.text_inputs(known, states[:, None], last[:, None], left[:, None])  # (B, 1, size)
         scores = self._scores(self.model.follow(known, text)[:, 0])
         # Only a norm head asks for p itself.
         log_p = p.log_softmax(-1) if self.model.config.head == "norm" and self._is_softmax else p
         factor = self.model.log_r(scores, log_p, generated)
+        at = slice(None) if rows.guided is None else rows.guided
         if not rows.plain:
-            at = slice(None) if rows.guided is None else rows.guided
             factor = apply_strength(doubted_log_r(factor, rows.doubts[at]), rows.strengths[at])
+        if rows.plausibles is not None:
+            factor = plausible_log_r(p, factor, rows.plausibles[at])
         q = p + factor
         if not self.served.warpers.truncates:
             return q  # every token has some chance, the end too

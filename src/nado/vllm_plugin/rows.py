@@ -1,4 +1,4 @@
-"""What the guide is told of the requests in a batch: where each stands, its condition, strength and doubt.
+"""What the guide is told of the requests in a batch: where each stands, and what it asks for.
 
 vLLM's own loop knows no conditions. A request carries them in its `extra_args` (`vllm_xargs` in its HTTP
 API), a processor that vLLM tells of every change of the batch writes them on a `Board`, and the model reads
@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 
 from nado.errors import InputError
 
-CONDITION, STRENGTH, DOUBT = "nado_condition", "nado_strength", "nado_doubt"
-_KNOWN = (CONDITION, STRENGTH, DOUBT)
+CONDITION, STRENGTH, DOUBT, PLAUSIBLE = "nado_condition", "nado_strength", "nado_doubt", "nado_plausible"
+_KNOWN = (CONDITION, STRENGTH, DOUBT, PLAUSIBLE)
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class RequestRow:
     condition: str | None  # None: the folder's own
     strength: float
     doubt: float = 0.0
+    plausible: float = 0.0
 
 
 class Board:
@@ -75,24 +76,28 @@ def read_row(prompt_length: int, arguments: Mapping[str, Any] | None) -> Request
         None if condition is None else str(condition),
         float(given.get(STRENGTH, 1.0)),
         float(given.get(DOUBT, 0.0)),
+        float(given.get(PLAUSIBLE, 0.0)),
     )
 
 
 def require_arguments(arguments: Mapping[str, Any] | None, *, needs_condition: bool) -> None:
-    """Refuse a request whose condition, strength or doubt the guide cannot use, before it is in the batch."""
+    """Refuse a request that asks for what the guide cannot do, before it is in the batch."""
     given = arguments or {}
     unknown = [name for name in given if str(name).startswith("nado_") and name not in _KNOWN]
     if unknown:
         raise InputError(f"the arguments {', '.join(_KNOWN)}", unknown[0], "Leave it out.")
-    strength, doubt = given.get(STRENGTH, 1.0), given.get(DOUBT, 0.0)
+    strength = given.get(STRENGTH, 1.0)
     if not (_is_number(strength) and strength >= 0):
         raise InputError(
             f"{STRENGTH} of 0 or more",
             f"{strength!r}",
             "Use 0 for the base alone, 1 for the method itself.",
         )
-    if not (_is_number(doubt) and 0 <= doubt <= 1):
-        raise InputError(f"{DOUBT} from 0 to 1", f"{doubt!r}", "Use 0 to believe the guide whatever it says.")
+    shares = {DOUBT: "Use 0 to believe the guide whatever it says.", PLAUSIBLE: "Use 0 to leave nothing out."}
+    for name, hint in shares.items():
+        share = given.get(name, 0.0)
+        if not (_is_number(share) and 0 <= share <= 1):
+            raise InputError(f"{name} from 0 to 1", f"{share!r}", hint)
     condition = given.get(CONDITION)
     if condition is not None and not isinstance(condition, str):
         raise InputError(f"{CONDITION} as a string", f"{condition!r}", 'Write "dog, ball" for keywords.')
