@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import BertConfig, BertForSequenceClassification
 
 from nado.errors import InputError
@@ -14,6 +17,8 @@ from nado.oracles import (
     HuggingFaceClassifier,
     Language,
     LinearClassifier,
+    Oracle,
+    ScoredOracle,
     Sentiment,
     SklearnClassifier,
     check_oracle,
@@ -191,3 +196,51 @@ def test_a_missing_package_is_named_with_its_extra(package, shown, use, feature)
         f"expected the package {shown} for {feature}; found that it is not installed. "
         "Install it with: pip install 'nado-lm[oracles]'\n"
     )
+
+
+# --- scores of prefixes -------------------------------------------------------------------------------
+
+
+class Words(ScoredOracle):
+    """Ten words or more."""
+
+    threshold = 10
+
+    def __init__(self, *steps: float) -> None:
+        self.steps = steps
+
+    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        return np.array([len(text.split()) for text in texts], dtype=np.float64)
+
+
+def test_a_score_is_read_at_its_steps() -> None:
+    texts = ["a " * count for count in (0, 3, 7, 10)]
+    stepped, plain = Words(3, 7, 10), Words()
+    for each in (stepped, plain):
+        assert each([""] * 4, texts).tolist() == [False, False, False, True]
+        assert each.read_prefixes([""] * 4, texts)[1].tolist() == [False, False, False, True]
+    bits = [[False] * 3, [True, False, False], [True, True, False], [True] * 3]
+    assert [row.tolist() for row in stepped.progress([""] * 4, texts)] == bits
+    assert [row.tolist() for row in stepped.read_prefixes([""] * 4, texts)[0]] == bits
+    assert stepped.progress_names("") == ["Words 3", "Words 7", "Words 10"]
+    assert [row.tolist() for row in plain.progress([""] * 4, texts)] == [[False], [False], [False], [True]]
+    assert plain.progress_names("") == ["Words"]
+    assert stepped.parts([""], texts[3:])[0].tolist() == [True]  # progress is no part: one question, one part
+    assert (~stepped).read_prefixes([""], texts[:1])[1].tolist() == [True]
+
+
+def test_a_classifier_says_how_far_a_prefix_is(tmp_path: Path) -> None:
+    plain = LinearClassifier.fit(TEXTS, LABELS)
+    plain.save(tmp_path)
+    stepped = LinearClassifier.load(tmp_path, steps=[0.25, 0.5, 0.75])
+    assert stepped.fingerprint != plain.fingerprint == LinearClassifier.load(tmp_path).fingerprint
+    bits = np.stack(stepped.progress([""] * len(TEXTS), TEXTS))
+    wanted = plain.probabilities(TEXTS)[:, None] >= np.array([0.25, 0.5, 0.75])
+    assert (bits == wanted).all()
+    assert stepped.progress_names("") == [f"linear_classifier {step}" for step in (0.25, 0.5, 0.75)]
+    named: Oracle = load_oracle(
+        {"name": "linear_classifier", "folder": str(tmp_path), "steps": [0.25, 0.5, 0.75]}
+    )
+    assert named.fingerprint == stepped.fingerprint
+    with pytest.raises(InputError, match="a threshold between 0 and 1; found 25"):
+        LinearClassifier.load(tmp_path, steps=[25])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from nado.errors import InputError, MissingPackageError
 from nado.oracles.linear_classifier import LinearClassifier
 from nado.oracles.protocol import BoolArray, Oracle
+from nado.oracles.scored import ScoredOracle, reached
 
 POSITIVE, CLEAN = "positive", "clean"  # the questions: positive in sentiment, free of toxicity
 
@@ -92,7 +93,7 @@ class ToxicityGauge:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reaches(Oracle):
+class Reaches(ScoredOracle):
     """Whether a gauge has risen to a threshold. One score a text answers the question and the progress."""
 
     gauge: Gauge
@@ -110,9 +111,9 @@ class Reaches(Oracle):
         """The gauge and the threshold."""
         return f"reaches({self.gauge.spec}, {self.threshold!r})"
 
-    def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
-        """Whether each text's score is high enough."""
-        return self.gauge.scores(texts) >= self.threshold
+    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """The gauge's."""
+        return self.gauge.scores(texts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +146,7 @@ class Gauged(Oracle):
         """For every gauge and step whether the prefix has reached it."""
         if not self.gauges:
             return super().judge_progress(conditions, prefixes)
-        columns = [each.scores(prefixes)[:, None] >= np.array(each.steps)[None, :] for each in self.gauges]
-        return list(np.concatenate(columns, axis=1))
+        return list(np.hstack([reached(each.scores(prefixes), each.steps) for each in self.gauges]))
 
     def progress_names(self, condition: str) -> list[str]:
         """A gauge and a step each."""

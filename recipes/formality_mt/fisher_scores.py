@@ -46,7 +46,7 @@ class FisherTest:
             "bleu_original": sacre_bleu(texts, original),
             "formality_oracle": mean("formality, oracle", oracle, method="mean probability"),
             "formality_judge": mean("formality, judge", judge, method="mean probability"),
-            "satisfied": mean("satisfied", (oracle >= self.oracle.classifier.threshold).astype(float)),
+            "satisfied": mean("satisfied", (oracle >= self.oracle.threshold).astype(float)),
             "words": mean("words", words),
         }
         told_sources = [self.sources[row] for row in self.fluent]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nado.oracles.linear_classifier import LinearClassifier
-from nado.oracles.protocol import BoolArray, Oracle
+from nado.oracles.scored import ScoredOracle
 
 _PIECE = re.compile(r"[^\W\d_]+|\d+|\.\.+|[.,!?;:\"'’()%$-]")
 _NAMES = {
@@ -33,7 +33,7 @@ _JOINED = re.compile(r"([^\W\d_])['’]([^\W\d_])")
 _REMEMBERED = 2_000_000  # texts
 
 
-class FormalityOracle(Oracle):
+class FormalityOracle(ScoredOracle):
     """Whether the probability that a text is formal reaches `threshold`.
 
     Of a prefix it volunteers which of the `steps` that probability has reached: how formal a text is by now
@@ -46,7 +46,7 @@ class FormalityOracle(Oracle):
     def __init__(self, folder: str | Path, threshold: float = 0.5, steps: Sequence[float] = ()) -> None:
         """`folder` is where a `LinearClassifier` was saved that was fitted to texts spelled out."""
         self.classifier = LinearClassifier.load(folder, threshold=threshold)
-        self.steps = tuple(steps)
+        self.threshold, self.steps = threshold, tuple(steps)
 
     @property
     def spec(self) -> str:
@@ -54,28 +54,9 @@ class FormalityOracle(Oracle):
         steps = f", steps={list(self.steps)}" if self.steps else ""
         return f"formality({self.classifier.spec}{steps})"
 
-    def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
-        """Whether each text is formal; the condition, what it translates, does not matter."""
-        return self.probabilities(texts) >= self.classifier.threshold
-
-    def judge_progress(self, conditions: Sequence[str], prefixes: Sequence[str]) -> list[BoolArray]:
-        """For every step whether the prefix has reached it."""
-        return self._steps_reached(self.probabilities(prefixes))
-
-    def progress_names(self, condition: str) -> list[str]:
-        """A step each; without steps the one question."""
-        return [f"{self.name} {step:g}" for step in self.steps] or [self.name]
-
-    def read_prefixes(
-        self, conditions: Sequence[str], prefixes: Sequence[str]
-    ) -> tuple[list[BoolArray], BoolArray]:
-        """Progress and stop label by one look at each prefix."""
-        found = self.probabilities(prefixes)
-        return self._steps_reached(found), found >= self.classifier.threshold
-
-    def _steps_reached(self, found: NDArray[np.float64]) -> list[BoolArray]:
-        steps = np.array(self.steps or [self.classifier.threshold])
-        return list(found[:, None] >= steps[None, :])
+    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """How likely each text is formal; what it translates does not matter."""
+        return self.probabilities(texts)
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """How likely each text is formal."""
@@ -89,7 +70,7 @@ class RememberedFormality(FormalityOracle):
     """
 
     def __init__(self, oracle: FormalityOracle) -> None:
-        self.classifier, self.steps = oracle.classifier, oracle.steps
+        self.classifier, self.threshold, self.steps = oracle.classifier, oracle.threshold, oracle.steps
         self._found: dict[str, float] = {}
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nado.oracles.loading import load_oracle
     from nado.oracles.readability import Readability
     from nado.oracles.remote_calls import RemoteOracle, remote
+    from nado.oracles.scored import ScoredOracle
     from nado.oracles.sklearn_classifier import SklearnClassifier
     from nado.oracles.text_rules import EndsWith, Json, Length, Pattern, StartsWith
 
@@ -47,6 +48,7 @@ _LAZY = {
     "Pattern": "text_rules",
     "Readability": "readability",
     "RemoteOracle": "remote_calls",
+    "ScoredOracle": "scored",
     "Sentiment": "language_tools",
     "SklearnClassifier": "sklearn_classifier",
     "StartsWith": "text_rules",
@@ -78,6 +80,7 @@ __all__ = [
     "Pattern",
     "Readability",
     "RemoteOracle",
+    "ScoredOracle",
     "Sentiment",
     "SklearnClassifier",
     "StartsWith",

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nado.errors import InputError, MissingPackageError
-from nado.oracles.protocol import BoolArray, Oracle, check_rows, check_threshold
+from nado.oracles.protocol import BoolArray, check_rows, check_threshold
+from nado.oracles.scored import ScoredOracle
 from nado.storage import write_atomically, write_json
 
 # scikit-learn's default token: two or more word characters.
@@ -24,9 +25,10 @@ _CONFIG_FILE = "classifier.json"
 _FORMAT = 1
 
 
-class LinearClassifier(Oracle):
+class LinearClassifier(ScoredOracle):
     """Logistic regression on tf-idf features, with a threshold on its probability.
 
+    With `steps` it says of every prefix which of these probabilities it has reached, which guides are told.
     Scoring needs numpy alone and its files are safetensors and JSON, so a classifier from elsewhere
     can be loaded without trusting whoever made it.
     """
@@ -43,8 +45,10 @@ class LinearClassifier(Oracle):
         *,
         threshold: float = 0.5,
         max_ngram: int = 1,
+        steps: Sequence[float] = (),
     ) -> None:
-        check_threshold(threshold)
+        for each in (threshold, *steps):
+            check_threshold(each)
         if not len(vocabulary) == len(idf) == len(weights):
             raise InputError(
                 "one idf and one weight for each term",
@@ -55,7 +59,7 @@ class LinearClassifier(Oracle):
         self.idf = np.asarray(idf, dtype=np.float32)
         self.weights = np.asarray(weights, dtype=np.float32)
         self.bias = float(bias)
-        self.threshold = threshold
+        self.threshold, self.steps = threshold, tuple(steps)
         self.max_ngram = max_ngram
         rows = zip(self.vocabulary, self.idf.tolist(), self.weights.tolist(), strict=True)
         self._terms = {term: (idf, weight) for term, idf, weight in rows}
@@ -98,14 +102,15 @@ class LinearClassifier(Oracle):
         """The settings with a digest of vocabulary and weights."""
         digest = hashlib.sha256("\n".join(self.vocabulary).encode())
         digest.update(self.idf.tobytes() + self.weights.tobytes())
+        steps = f", steps={list(self.steps)}" if self.steps else ""
         return (
             f"linear_classifier(bias={self.bias!r}, threshold={self.threshold}, "
-            f"max_ngram={self.max_ngram}, weights=#{digest.hexdigest()[:16]})"
+            f"max_ngram={self.max_ngram}, weights=#{digest.hexdigest()[:16]}{steps})"
         )
 
-    def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
-        """Whether the probability of each text reaches the threshold."""
-        return self.probabilities(texts) >= self.threshold
+    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """The probability of each text."""
+        return self.probabilities(texts)
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """The probability of each text."""
@@ -139,8 +144,10 @@ class LinearClassifier(Oracle):
         write_json(folder / _CONFIG_FILE, config)
 
     @classmethod
-    def load(cls, folder: str | Path, *, threshold: float | None = None) -> LinearClassifier:
-        """Read what `save` wrote; another threshold may be given."""
+    def load(
+        cls, folder: str | Path, *, threshold: float | None = None, steps: Sequence[float] = ()
+    ) -> LinearClassifier:
+        """Read what `save` wrote; another threshold may be given, and steps for prefixes."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -157,6 +164,7 @@ class LinearClassifier(Oracle):
                 config["bias"],
                 threshold=config["threshold"] if threshold is None else threshold,
                 max_ngram=config["max_ngram"],
+                steps=steps,
             )
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             if isinstance(error, InputError):

@@ -1,0 +1,53 @@
+"""Oracles that are a number and a threshold, and that can say of a prefix how far the number has risen.
+
+Whether a prefix would pass as it stands is one bit. How far from passing it is says much more of what can
+still be made of it: a guide that is told in a few steps learns faster (benchmarks/LOG.md, 2026-11-18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nado.oracles.protocol import BoolArray, Oracle
+
+
+class ScoredOracle(Oracle):
+    """Whether the score of a text reaches `threshold`; of a prefix, which of the `steps` it has reached.
+
+    Subclasses write `scores`. Without steps the progress of a prefix is the one answer.
+    """
+
+    threshold: float
+    steps: tuple[float, ...] = ()
+
+    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """The number of each text, which prefixes have as well."""
+        raise NotImplementedError(f"{type(self).__name__} must define scores(texts)")
+
+    def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
+        """Whether the score of each text reaches the threshold."""
+        return np.asarray(self.scores(texts) >= self.threshold)
+
+    def judge_progress(self, conditions: Sequence[str], prefixes: Sequence[str]) -> list[BoolArray]:
+        """For every step whether the prefix has reached it."""
+        return list(reached(self.scores(prefixes), self.steps or (self.threshold,)))
+
+    def progress_names(self, condition: str) -> list[str]:
+        """A step each; without steps the one question."""
+        return [f"{self.name} {step:g}" for step in self.steps] or [self.name]
+
+    def read_prefixes(
+        self, conditions: Sequence[str], prefixes: Sequence[str]
+    ) -> tuple[list[BoolArray], BoolArray]:
+        """Progress and stop label by one look at each prefix."""
+        found = self.scores(prefixes)
+        bits = list(reached(found, self.steps or (self.threshold,)))
+        return bits, np.asarray(found >= self.threshold)
+
+
+def reached(scores: NDArray[np.float64], steps: Sequence[float]) -> BoolArray:
+    """Which steps each score has reached: (N, K)."""
+    return np.asarray(scores[:, None] >= np.asarray(steps, dtype=np.float64)[None, :])
