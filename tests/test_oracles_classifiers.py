@@ -229,6 +229,18 @@ def test_a_score_is_read_at_its_steps() -> None:
     assert (~stepped).read_prefixes([""], texts[:1])[1].tolist() == [True]
 
 
+def test_steps_of_a_class_tell_it_from_another() -> None:
+    class Few(Words):
+        steps = (3.0, 5.0)
+
+        def __init__(self) -> None:
+            pass
+
+    first = Few().fingerprint
+    Few.steps = (3.0, 6.0)
+    assert Few().fingerprint != first
+
+
 def test_a_classifier_says_how_far_a_prefix_is(tmp_path: Path) -> None:
     plain = LinearClassifier.fit(TEXTS, LABELS)
     plain.save(tmp_path)

@@ -249,6 +249,24 @@ def test_a_text_in_hindsight_comes_with_several_lists_of_its_keys(finished: Path
     assert any(len(set(lists)) > 1 for lists in found.values())
 
 
+def test_no_text_is_both_learned_and_held_out_in_a_warm_up(finished: Path) -> None:
+    study = run_in_order.InOrder(run_in_order._parse(arguments(finished)), run_in_order.Workers(0))
+    study.adapt()
+    stage = study.settings.stage("warm")
+    learning = run_in_order.Learning(
+        study.clock, study.reader, study.oracle, stage, stage.shape(study.settings.shape)
+    )
+    data = learning.gather(
+        [study.samples("references-da"), study.samples("hindsight-da")], study.bits, 0.2, 0
+    )
+    learned, held = (
+        {tuple(row[:length]) for row, length in zip(each.tokens.tolist(), each.lengths.tolist(), strict=True)}
+        for each in (data.learned, data.judged)
+    )
+    assert held
+    assert not held & learned
+
+
 def test_p_learns_to_read_keys_from_texts_of_its_own(finished: Path) -> None:
     own = read_keyed(finished / "work" / "own_texts" / "own.jsonl.gz")
     stages = results(finished)["stages"]
@@ -352,6 +370,21 @@ def test_greedy_texts_can_be_kept_from_repeating_themselves(finished: Path) -> N
     assert repeated[0] > repeated[1] == 0
     with pytest.raises(InputError, match="one of the decodings greedy, greedy4, beam"):
         require_decoding(Row("warm", "greedy1", 1.5, False))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("hindsight_lists = 2", "hindsight_lists = 0", "hindsight_lists of 1 or more; found 0"),
+        ("doubts = [0.1]", 'decodings = ["verified"]', "kinds greedy, sample, beam, search; found verified"),
+    ],
+)
+def test_settings_that_could_only_fail_later_are_refused(
+    tmp_path: Path, before: str, after: str, message: str
+) -> None:
+    (tmp_path / "wrong.toml").write_text(SETTINGS.replace(before, after), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_key_settings(tmp_path / "wrong.toml")
 
 
 def is_within(keys: list[str], whole: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[1] / "recipes" / "side_by_side.sh"
@@ -41,6 +42,26 @@ def test_the_gpu_is_shared_where_it_can_be(tmp_path: Path) -> None:
     assert run("100", str(tmp_path / "logs"), look, PATH=path).returncode == 0
     assert (tmp_path / "logs" / "1.log").read_text() == "on\n"
     assert (tmp_path / "said").read_text() == "on\nquit\n"
+
+
+def test_what_is_stopped_leaves_nothing_running(tmp_path: Path) -> None:
+    command = f"echo $$ > {tmp_path}/first; sleep 60 & echo $! > {tmp_path}/second; wait"
+    running = subprocess.Popen(["bash", str(SCRIPT), "100", str(tmp_path / "logs"), command])
+    while not (tmp_path / "second").is_file() or not (tmp_path / "second").read_text():
+        time.sleep(0.05)
+    running.terminate()
+    assert running.wait(timeout=10) == 130
+    for name in ("first", "second"):
+        number = (tmp_path / name).read_text().strip()
+        ended = not Path(f"/proc/{number}").exists() or "\nState:\tZ" in Path(
+            f"/proc/{number}/status"
+        ).read_text(encoding="utf-8")
+        assert ended
+
+
+def test_no_time_is_not_endless_time(tmp_path: Path) -> None:
+    assert run("0", str(tmp_path), "left").returncode == 0
+    assert (tmp_path / "1.log").read_text() == "1\n"
 
 
 def test_how_it_is_called() -> None:

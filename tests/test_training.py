@@ -332,6 +332,7 @@ def test_a_batch_without_a_finite_gradient_is_passed_over(
     summary = train(guide, reader, data, config, on_step=keep)
     assert summary.skipped == 1
     assert [row.get("skipped", 0.0) for row in summary.history] == [0, 1, 0, 0]
+    assert ["gradient_norm" in row for row in summary.history] == [True, False, True, True]
     assert torch.equal(weights[1], weights[0])
     assert not torch.equal(weights[2], weights[1])
     assert caplog.messages == ["step 2 is passed over: no finite gradient of guide.head.bias.bias"]

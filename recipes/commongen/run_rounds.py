@@ -47,6 +47,8 @@ TRAIN, DEV, FORMS = "train.jsonl.gz", "dev.jsonl", "concept_forms.json"
 class ConceptRounds(InOrder):
     """One call of the script."""
 
+    alone_if_unseen = False  # both bases have the weights of one adapter, whichever is asked for
+
     def read(self, folder: Path) -> Sequence[str]:
         """Sentences with their sets, the dev sets, and whether all concepts are there."""
         self.sets = read_sets(folder / TRAIN)

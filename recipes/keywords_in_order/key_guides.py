@@ -19,7 +19,7 @@ from nado.huggingface.reading import HuggingFaceReader
 from nado.oracles import Keywords
 from nado.samples import Samples, join_samples
 from nado.training import train
-from nado.training_data import TrainingData, split_by_prompt
+from nado.training_data import TrainingData, split_by_group, split_by_prompt
 
 _SHOWN = 100  # steps between two lines of progress
 
@@ -38,7 +38,11 @@ class Learning:
         """Samples as tensors, with the base's states beside them."""
         warm = self.stage.objective == WARM_UP
         samples = join_samples([satisfied_only(each) for each in several] if warm else several)
-        parts = split_by_prompt(samples, held_out, seed)
+        # What a warm-up learns from are texts, each of which comes behind several lists.
+        if warm:
+            parts = split_by_group(samples, samples.strings("text"), held_out, seed)
+        else:
+            parts = split_by_prompt(samples, held_out, seed)
         learned, judged = (
             TrainingData.from_samples(
                 each,
@@ -81,6 +85,7 @@ class Learning:
             "texts": facts["texts"],
             "satisfied": facts["satisfied"],
             "train_seconds": facts["seconds"],
+            "skipped": facts["skipped"],
             "tokens_per_s": facts["tokens"] / max(facts["seconds"], 1e-9),
             "best_step": facts["best_step"],
             "best": facts["best"],

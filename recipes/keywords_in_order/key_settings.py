@@ -195,6 +195,10 @@ def _require_sense(settings: KeySettings) -> None:
         raise InputError(
             "shorter between 0 and 1", f"{settings.draw.shorter:g}", "It is a share of the lists."
         )
+    if settings.draw.hindsight_lists < 1:
+        raise InputError(
+            "hindsight_lists of 1 or more", f"{settings.draw.hindsight_lists}", "Texts come at least once."
+        )
     before: dict[str, str] = {}
     for each in settings.guides:
         if each.base not in (SEQ2SEQ, DA):
@@ -228,3 +232,6 @@ def _require_sense(settings: KeySettings) -> None:
     for section in settings.rows:
         for row in section.rows():
             require_decoding(row)
+            if not hasattr(settings.reserved, row.kind):
+                known = ", ".join(each.name for each in fields(Reserved)[:4])
+                raise InputError(f"a decoding of the kinds {known}", row.decoding, "Use one of these.")

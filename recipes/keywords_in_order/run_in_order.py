@@ -77,10 +77,12 @@ _TITLES = {SEQ2SEQ: "p, seq2seq", DA: "p, domain-adapted"}
 class InOrder:
     """One call of the script."""
 
+    alone_if_unseen = True  # a base that is never shown a key need not learn to read any
+
     def __init__(self, options: argparse.Namespace, workers: Workers) -> None:
         self.settings = read_key_settings(options.settings or _settings_of(options.corpus))
         self.name, self.base, self.output = options.corpus, options.base, options.output
-        self.reads_keys = options.only != DA  # a base that is shown none need not learn to read them
+        self.reads_keys = options.only != DA or not self.alone_if_unseen
         if options.only:
             self.settings = self.settings.of_base(options.only)
             self.name += f"-{options.only}"
@@ -115,7 +117,8 @@ class InOrder:
         self.adapt()
         for base in (SEQ2SEQ, DA):
             self.decode(base, base, [BASE])
-        self.write()
+        if self.written:  # settings may ask for no line of p
+            self.write()
         waiting = list(self.settings.guides)
         while waiting := self.fitting(waiting):
             if not self.learn(waiting):

@@ -471,8 +471,10 @@ def take_step(
         optimiser.step()
         return row
     # The losses are numbers, and the weights still are: the batch is passed over, and the next one taken.
-    log.warning("step %d is passed over: no finite gradient of %s", step, _without_gradient(team.plain))
-    return row | {"gradient_norm": 0.0, SKIPPED: 1.0}
+    if team.leads:
+        log.warning("step %d is passed over: no finite gradient of %s", step, _without_gradient(team.plain))
+    del row["gradient_norm"]
+    return row | {SKIPPED: 1.0}
 
 
 def _without_gradient(module: torch.nn.Module, shown: int = 4) -> str:
@@ -482,7 +484,8 @@ def _without_gradient(module: torch.nn.Module, shown: int = 4) -> str:
         for name, each in module.named_parameters()
         if each.grad is not None and not bool(each.grad.isfinite().all())
     ]
-    return ", ".join(found[:shown] + [f"{len(found) - shown} others"] * (len(found) > shown))
+    names = found or ["all of them together, whose norm is too large"]
+    return ", ".join(names[:shown] + [f"{len(found) - shown} others"] * (len(found) > shown))
 
 
 def _require_gradients(run: Run) -> None:

@@ -335,7 +335,14 @@ def _room_for_states(
 def split_by_prompt(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
     """Training and held-out samples, with no (prompt, condition) in both."""
     pairs = list(zip(samples.strings("prompt"), samples.strings("condition"), strict=True))
-    ids = _numbered(pairs)
+    return split_by_group(samples, pairs, share, seed)
+
+
+def split_by_group(
+    samples: Samples, groups: Sequence[object], share: float, seed: int
+) -> tuple[Samples, Samples]:
+    """Training and held-out samples, with no group in both; `groups` says to which each sample belongs."""
+    ids = _numbered(groups)
     count = int(ids.max()) + 1
     held = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[
         : max(1, round(share * count))

@@ -1,7 +1,7 @@
 """Oracles that are a number and a threshold, and that can say of a prefix how far the number has risen.
 
-Whether a prefix would pass as it stands is one bit. How far from passing it is says much more of what can
-still be made of it: a guide that is told in a few steps learns faster (benchmarks/LOG.md, 2026-11-18).
+Whether a prefix would pass as it stands is one bit. How far from passing it is says more of what can still
+be made of it; recipes/formality_mt/README.md and recipes/dial say what guides made of that.
 """
 
 from __future__ import annotations
