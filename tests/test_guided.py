@@ -723,3 +723,11 @@ def test_oracles_bases_and_caches_that_do_not_fit() -> None:
         run(plain, past_key_values=offloaded)
     with pytest.raises(InputError, match="a negative number of tokens to take off a guided cache"):
         GuideLayer(0).crop(3)
+
+
+def test_a_guide_that_was_only_warmed_up_is_not_doubted() -> None:
+    reader = reader_of("llama")
+    model = GuidedModel(reader.model, random_guide(reader, shape_only=True))
+    model.generate_texts(PROMPTS, CONDITIONS, guidance=Guidance(strength=2), do_sample=False)
+    with pytest.raises(InputError, match="a guide whose R is a probability, which doubt is compared with"):
+        model.generate_texts(PROMPTS, CONDITIONS, guidance=Guidance(doubt=0.1), do_sample=False)

@@ -23,7 +23,10 @@ from guide_quality import guide_log_r, labelled_samples, measure
 from nado.drawing import draw, draw_rows
 from nado.errors import InputError, MismatchError, MissingPackageError
 from nado.exact import TabularModel, guided_model
+from nado.guidance import Guidance
 from nado.guide import Guide, GuideConfig
+from nado.guide_files import load_guide, save_guide
+from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.huggingface.reading import HuggingFaceReader
 from nado.metrics.likelihood import score_tokens
@@ -361,6 +364,37 @@ def test_many_such_batches_are_no_training(tabular: tuple[TabularReader, Samples
         train(
             guide, reader, TrainingData.from_samples(samples, reader), TrainingConfig(steps=9, batch_size=8)
         )
+
+
+def test_a_warm_up_alone_leaves_r_without_a_scale(
+    tabular: tuple[TabularReader, Samples], tmp_path: Path
+) -> None:
+    """Semantics 9: what compares R with a number is refused, and what needs its shape alone is not."""
+    reader, samples = tabular
+    data, guide = TrainingData.from_samples(samples, reader), fresh_guide(reader)
+    assert not guide.config.shape_only
+    train(guide, reader, data, TrainingConfig(steps=2, batch_size=8, warm_up=True))
+    save_guide(guide, tmp_path)
+    warmed = load_guide(tmp_path, reader)
+    model: Any = reader.model
+    for guidance, name in (
+        (Guidance(target_rate=0.5), "target_rate"),
+        (Guidance(doubt=0.1), "doubt"),
+        (Guidance(floor=0.1), "floor"),
+    ):
+        with pytest.raises(InputError) as caught:
+            GuidedLanguageModel(model, warmed, guidance=guidance)
+        assert str(caught.value) == (
+            f"expected a guide whose R is a probability, which {name} is compared with; found one that was "
+            "only warmed up: its R is known up to a factor at every prefix. Train it further without "
+            f"warm_up, or leave {name} out."
+        )
+    for refused in (lambda: ~warmed, lambda: warmed | warmed):
+        with pytest.raises(InputError, match="a guide whose R is a probability, for "):
+            refused()
+    GuidedLanguageModel(model, warmed & warmed, guidance=Guidance(strength=2, plausible=0.1))
+    train(warmed, reader, data, TrainingConfig(steps=2, batch_size=8))
+    GuidedLanguageModel(model, warmed, guidance=Guidance(doubt=0.1))
 
 
 def test_another_base_is_refused(tabular: tuple[TabularReader, Samples]) -> None:

@@ -334,6 +334,9 @@ def test_requests_are_read() -> None:
     require_arguments({"nado_condition": "", "nado_strength": 2}, needs_condition=True)
     require_arguments({"nado_strength": 0, "other": [1]}, needs_condition=True)
     require_arguments(None, needs_condition=False)
+    require_arguments({"nado_plausible": 0.1}, needs_condition=False, has_scale=False)
+    with pytest.raises(InputError, match="no nado_doubt of a guide that was only warmed up; found"):
+        require_arguments({"nado_doubt": 0.1}, needs_condition=False, has_scale=False)
     require_room(LIMIT, None, LIMIT)
 
 

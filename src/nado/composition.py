@@ -49,6 +49,8 @@ class Composition(Composable):
             _require_alike(first, other)
         for guide in (first, *others):
             _require_finishing(guide)
+            if self.operator != "&":  # a product of shapes is one; a sum of them is not
+                _require_probability(guide, self.operator)
 
     def combine(self, log_parts: Iterator[Tensor], log_finish: Tensor | None = None) -> Tensor:
         """log R of the formula, from the leaves' log R in order; `log_finish` is log R_F, None means 1."""
@@ -86,6 +88,15 @@ def _require_finishing(guide: Guide) -> None:
             f"guides whose training texts ended themselves, all but {_CUT_SHARE:.0%} of them",
             f"one with {cut:.1%} cut at the length limit of {guide.config.length_limit}",
             "Raise the length limit and train again: composition takes it that texts end.",
+        )
+
+
+def _require_probability(guide: Guide, operator: Operator) -> None:
+    if guide.config.shape_only:
+        raise InputError(
+            f"a guide whose R is a probability, for {operator}",
+            "one that was only warmed up: its R is known up to a factor at every prefix",
+            "Train it further without warm_up.",
         )
 
 

@@ -4,9 +4,12 @@ Whatever is asked for, one factor f(v) is multiplied into p(v) and the product i
 S = Σ_v p(v) f(v). The weight of a text, and so everything exact, needs only f and S (Semantics 4).
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +27,9 @@ from nado.decomposition import (
     soft_log_r,
 )
 from nado.errors import InputError
+
+if TYPE_CHECKING:
+    from nado.guide import Guide
 
 # What a target rate below 1 goes without, and why.
 _WITHOUT_RATE = {
@@ -78,6 +84,18 @@ class Guidance:
     def plain(self) -> bool:
         """Whether R itself is multiplied in, so that S_1 estimates R(x)."""
         return self.strength == 1 and not self.soft and not self.doubt and not self.plausible
+
+
+def require_scale(guidance: Guidance, guides: Iterable[Guide]) -> None:
+    """Refuse what compares R with a number where R is known but for a factor: after a warm-up alone."""
+    asked = {"target_rate": guidance.soft, "doubt": guidance.doubt, "floor": guidance.floor}
+    names = [name for name, wanted in asked.items() if wanted]
+    if names and any(guide.config.shape_only for guide in guides):
+        raise InputError(
+            f"a guide whose R is a probability, which {names[0]} is compared with",
+            "one that was only warmed up: its R is known up to a factor at every prefix",
+            f"Train it further without warm_up, or leave {names[0]} out.",
+        )
 
 
 class GuidedStep(NamedTuple):

@@ -64,6 +64,7 @@ class GuideConfig(PretrainedConfig):
         named_parts: bool = False,
         calibration: Sequence[float] = UNCALIBRATED,
         dropout: float = 0.0,
+        shape_only: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -82,6 +83,8 @@ class GuideConfig(PretrainedConfig):
         scale, offset, *sure_scale = calibration
         self.calibration = (scale, offset, *(sure_scale or [scale]))
         self.dropout = dropout
+        # A warm-up was its last training: what R is up to a factor a prefix, and no probability.
+        self.shape_only = shape_only
 
     @classmethod
     def for_reader(cls, reader: Reader, **choices: Any) -> "GuideConfig":

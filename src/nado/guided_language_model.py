@@ -20,7 +20,7 @@ from nado.composition import Composable
 from nado.decomposition import SoftCoefficients
 from nado.errors import InputError, MismatchError
 from nado.following import Follower, GuideFollower, Standing
-from nado.guidance import Guidance, GuidedStep, begin_soft, guide_step
+from nado.guidance import Guidance, GuidedStep, begin_soft, guide_step, require_scale
 from nado.language_model import (
     Completion,
     LanguageModel,
@@ -88,6 +88,7 @@ class GuidedLanguageModel(OverBase):
         self.follower = GuideFollower(guide, oracle) if isinstance(guide, Composable) else guide
         if isinstance(self.follower, GuideFollower):
             _require_base(self.follower, base)
+            require_scale(self.guidance, self.follower.guides)
         self.oracle = oracle
         bits = self.follower.progress_bits
         self._asks = self.guidance.exact_end or bits > 0

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nado.decomposition import SoftCoefficients
-from nado.guidance import Guidance
+from nado.guidance import Guidance, require_scale
 from nado.guide import Conditions, Guide, Known
 from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.oracles.protocol import Oracle
@@ -61,6 +61,7 @@ class Steering:
         guidance: Guidance,
         oracle: Oracle | None,
     ) -> None:
+        require_scale(guidance, guides)
         self.guidance, self.conditions = guidance, list(conditions)
         self.prompt_width = prompt_width  # columns before the first written token
         self.base, self._guides = base, guides

@@ -314,6 +314,7 @@ def train(
     if run.best_weights:
         guide.load_state_dict(run.best_weights)
     guide.eval()  # type: ignore[no-untyped-call]
+    guide.config.shape_only = config.warm_up
     return _summarise(run, config, data)
 
 

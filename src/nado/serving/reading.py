@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from nado.errors import InputError, NadoError
+from nado.guidance import Guidance, require_scale
 from nado.serving.engine import Engine
 from nado.serving.jobs import Job
 from nado.serving.models import ServedModel
@@ -141,6 +142,7 @@ def _voice(
     pulled = [each for each, strength in zip(members, strengths, strict=True) if strength > 0]
     exact = rate == 1 and not asked.verified and served.ends_exactly(pulled)
     try:
+        require_scale(Guidance(target_rate=rate, doubt=asked.doubt or 0.0), [each.guide for each in members])
         return Voice(strengths, rate, exact, asked.doubt or 0.0, asked.plausible or 0.0)
     except NadoError as error:
         raise RefusalError(400, str(error), param="target_rate") from error

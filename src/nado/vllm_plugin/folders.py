@@ -47,6 +47,7 @@ def save_for_vllm(
         condition,
         template,
         base.fingerprint,
+        guide.config.shape_only,
     )
     write_json(folder / "generation_config.json", _neutral_settings(base))
     # Last: a folder that was not finished is one that vLLM does not know.

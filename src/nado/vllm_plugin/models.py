@@ -23,7 +23,7 @@ from nado.vllm_plugin.guiding import Lent, LightGuiding, Rows, add_marks, split_
 from nado.vllm_plugin.rows import board_of, read_row, require_arguments, require_no_beams, require_room
 from nado.vllm_plugin.served import GUIDE, Served
 
-_REQUESTS = re.compile(r"Requests(\d+)(Conditioned)?")
+_REQUESTS = re.compile(r"Requests(\d+)(Conditioned)?(Unscaled)?")
 
 
 def __getattr__(name: str) -> Any:
@@ -31,7 +31,12 @@ def __getattr__(name: str) -> Any:
     if name.startswith(PREFIX):
         return _guided_class(name.removeprefix(PREFIX))
     if found := _REQUESTS.fullmatch(name):
-        values = {"length_limit": int(found[1]), "needs_condition": bool(found[2]), "__module__": __name__}
+        values = {
+            "length_limit": int(found[1]),
+            "needs_condition": bool(found[2]),
+            "has_scale": not found[3],
+            "__module__": __name__,
+        }
         return type(name, (Requests,), values)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -41,6 +46,7 @@ class Requests(LogitsProcessor):  # type: ignore[misc]
 
     length_limit: int
     needs_condition: bool
+    has_scale: bool
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._board = board_of(vllm_config.instance_id)
@@ -49,7 +55,9 @@ class Requests(LogitsProcessor):  # type: ignore[misc]
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Refuse a request before it is in the batch; vLLM's server answers it with what we say."""
         require_no_beams(sampling_params.max_tokens, sampling_params.detokenize, sampling_params.extra_args)
-        require_arguments(sampling_params.extra_args, needs_condition=cls.needs_condition)
+        require_arguments(
+            sampling_params.extra_args, needs_condition=cls.needs_condition, has_scale=cls.has_scale
+        )
         require_room(sampling_params.max_tokens, sampling_params.prompt_logprobs, cls.length_limit)
 
     def is_argmax_invariant(self) -> bool:

@@ -80,7 +80,9 @@ def read_row(prompt_length: int, arguments: Mapping[str, Any] | None) -> Request
     )
 
 
-def require_arguments(arguments: Mapping[str, Any] | None, *, needs_condition: bool) -> None:
+def require_arguments(
+    arguments: Mapping[str, Any] | None, *, needs_condition: bool, has_scale: bool = True
+) -> None:
     """Refuse a request that asks for what the guide cannot do, before it is in the batch."""
     given = arguments or {}
     unknown = [name for name in given if str(name).startswith("nado_") and name not in _KNOWN]
@@ -98,6 +100,12 @@ def require_arguments(arguments: Mapping[str, Any] | None, *, needs_condition: b
         share = given.get(name, 0.0)
         if not (_is_number(share) and 0 <= share <= 1):
             raise InputError(f"{name} from 0 to 1", f"{share!r}", hint)
+    if given.get(DOUBT) and not has_scale:
+        raise InputError(
+            f"no {DOUBT} of a guide that was only warmed up",
+            f"{given[DOUBT]!r}",
+            "Its R is known up to a factor at every prefix: leave it out.",
+        )
     condition = given.get(CONDITION)
     if condition is not None and not isinstance(condition, str):
         raise InputError(f"{CONDITION} as a string", f"{condition!r}", 'Write "dog, ball" for keywords.')

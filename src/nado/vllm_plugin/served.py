@@ -23,6 +23,7 @@ class Served:
     condition: str | None = None  # of requests that give none; None where each has to give its own
     template: str | None = None  # how clients make the base's prompt from a condition
     base_fingerprint: str = ""
+    shape_only: bool = False  # the guide was only warmed up: there is no R to doubt
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -41,7 +41,8 @@ class GuidedSettings(VerifyAndUpdateConfig):  # type: ignore[misc]
 
 def requests_name(served: Served) -> str:
     """The processor's class for a folder: only its name reaches the process that looks at requests first."""
-    return f"Requests{served.length_limit}{'' if served.condition is not None else 'Conditioned'}"
+    conditioned = "" if served.condition is not None else "Conditioned"
+    return f"Requests{served.length_limit}{conditioned}{'Unscaled' if served.shape_only else ''}"
 
 
 def require_plain(vllm_config: Any) -> None:
