@@ -50,7 +50,7 @@ class Composition(Composable):
         for guide in (first, *others):
             _require_finishing(guide)
             if self.operator != "&":  # a product of shapes is one; a sum of them is not
-                _require_probability(guide, self.operator)
+                require_probability(guide, f"for {self.operator}", "Train it further without warm_up.")
 
     def combine(self, log_parts: Iterator[Tensor], log_finish: Tensor | None = None) -> Tensor:
         """log R of the formula, from the leaves' log R in order; `log_finish` is log R_F, None means 1."""
@@ -91,12 +91,13 @@ def _require_finishing(guide: Guide) -> None:
         )
 
 
-def _require_probability(guide: Guide, operator: Operator) -> None:
+def require_probability(guide: Guide, purpose: str, hint: str) -> None:
+    """Refuse a guide whose R is known but for a factor: one that was only warmed up."""
     if guide.config.shape_only:
         raise InputError(
-            f"a guide whose R is a probability, for {operator}",
+            f"a guide whose R is a probability, {purpose}",
             "one that was only warmed up: its R is known up to a factor at every prefix",
-            "Train it further without warm_up.",
+            hint,
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from nado.composition import require_probability
 from nado.decomposition import (
     SoftCoefficients,
     apply_strength,
@@ -87,15 +88,13 @@ class Guidance:
 
 
 def require_scale(guidance: Guidance, guides: Iterable[Guide]) -> None:
-    """Refuse what compares R with a number where R is known but for a factor: after a warm-up alone."""
+    """Refuse what compares R with a number where R has no scale: after a warm-up alone."""
     asked = {"target_rate": guidance.soft, "doubt": guidance.doubt, "floor": guidance.floor}
-    names = [name for name, wanted in asked.items() if wanted]
-    if names and any(guide.config.shape_only for guide in guides):
-        raise InputError(
-            f"a guide whose R is a probability, which {names[0]} is compared with",
-            "one that was only warmed up: its R is known up to a factor at every prefix",
-            f"Train it further without warm_up, or leave {names[0]} out.",
-        )
+    name = next((name for name, wanted in asked.items() if wanted), None)
+    if name is not None:
+        hint = f"Train it further without warm_up, or leave {name} out."
+        for guide in guides:
+            require_probability(guide, f"which {name} is compared with", hint)
 
 
 class GuidedStep(NamedTuple):
