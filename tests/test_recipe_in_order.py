@@ -182,6 +182,13 @@ def finished(place: Path) -> Path:
     return place
 
 
+def taken_up(place: Path) -> run_in_order.InOrder:
+    """The study as it stands, with p at hand."""
+    study = run_in_order.InOrder(run_in_order._parse(arguments(place)), run_in_order.Workers(0))
+    study.adapt()
+    return study
+
+
 def results(place: Path) -> dict[str, Any]:
     found: dict[str, Any] = read_json(place / "out" / "keywords_in_order-small.json")["metrics"]["small"]
     return found
@@ -250,8 +257,7 @@ def test_a_text_in_hindsight_comes_with_several_lists_of_its_keys(finished: Path
 
 
 def test_no_text_is_both_learned_and_held_out_in_a_warm_up(finished: Path) -> None:
-    study = run_in_order.InOrder(run_in_order._parse(arguments(finished)), run_in_order.Workers(0))
-    study.adapt()
+    study = taken_up(finished)
     stage = study.settings.stage("warm")
     learning = run_in_order.Learning(
         study.clock, study.reader, study.oracle, stage, stage.shape(study.settings.shape)
@@ -356,8 +362,7 @@ def test_lines_are_guided_with_their_doubt(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_greedy_texts_can_be_kept_from_repeating_themselves(finished: Path) -> None:
     """A text that has missed its key goes round in circles up to the limit."""
-    study = run_in_order.InOrder(run_in_order._parse(arguments(finished)), run_in_order.Workers(0))
-    study.adapt()
+    study = taken_up(finished)
     asked = [replace(each, sees=False) for each in study.tested]
     model = GuidedModel(study.model, study.guide("warm"), oracle=study.oracle)
     repeated = []

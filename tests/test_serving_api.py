@@ -69,6 +69,20 @@ def refused(response: Any, status: int) -> dict[str, Any]:
     return found
 
 
+def test_a_guide_without_a_scale_is_neither_doubted_nor_rated(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (member,) = server.engine.model.choose(("first",))
+    monkeypatch.setattr(member.guide.config, "shape_only", True)
+    for name, value in (("doubt", 0.1), ("target_rate", 0.5)):
+        error = refused(post(server, **ASK, **{name: value}), 400)
+        assert error["param"] == name
+        assert error["message"].startswith(
+            f"expected a guide whose R is a probability, which {name} is compared"
+        )
+    assert post(server, **ASK, plausible=0.1).status_code == 200
+
+
 # --- OpenAI's client ----------------------------------------------------------------------------------
 
 

@@ -15,6 +15,8 @@ from nado.storage import digest_json, read_json, write_atomically, write_json
 
 Row: TypeAlias = dict[str, float]
 
+SKIPPED = "skipped"  # in the row of a step that was not taken
+
 
 @dataclass
 class Run:
@@ -45,6 +47,11 @@ class Run:
             }
         else:
             self.stale += 1
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were not taken."""
+        return sum(SKIPPED in row for row in self.history)
 
     def is_over(self, patience: int) -> bool:
         """Whether patience, if there is any, has run out."""

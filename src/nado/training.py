@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from nado.checkpoints import Checkpoints, Row, Run
+from nado.checkpoints import SKIPPED, Checkpoints, Row, Run
 from nado.compiling import compile_layers, trained_attention
 from nado.errors import InputError, NadoError, require_at_least
 from nado.guide import Guide
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 Measure: TypeAlias = Callable[[Guide], dict[str, float]]
 
 CALIBRATION_BINS = 10
-SKIPPED = "skipped"  # in the history, at steps that were not taken
 SKIPPED_SHARE = 0.01  # of the steps so far that may be passed over, beside a few
 _SKIPPED_AT_FIRST = 3
 
@@ -387,7 +386,7 @@ def _summarise(run: Run, config: TrainingConfig, data: TrainingData) -> Training
         satisfied=float((data.multiplicity * data.satisfied).sum()) / texts,
         tokens=run.tokens,
         seconds=run.seconds,
-        skipped=sum(SKIPPED in row for row in run.history),
+        skipped=run.skipped,
     )
 
 
@@ -490,12 +489,11 @@ def _without_gradient(module: torch.nn.Module, shown: int = 4) -> str:
 
 
 def _require_gradients(run: Run) -> None:
-    """A batch in a thousand is an accident of arithmetic; more of them are no training."""
-    skipped = sum(SKIPPED in row for row in run.history)
-    if skipped > _SKIPPED_AT_FIRST + SKIPPED_SHARE * run.step:
+    """A batch in a hundred may be an accident of arithmetic; more of them are no training."""
+    if run.skipped > _SKIPPED_AT_FIRST + SKIPPED_SHARE * run.step:
         raise DivergenceError(
             "finite gradients",
-            f"none at {skipped} of {run.step} steps",
+            f"none at {run.skipped} of {run.step} steps",
             "Train without half, or without compiled; the warnings name the parameters.",
         )
 

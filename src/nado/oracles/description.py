@@ -107,16 +107,14 @@ def _belongs_to(value: object, module: str) -> bool:
     return is_oracle or (getattr(value, "__module__", None) == module and not isinstance(value, type))
 
 
-_UNTOLD = ("__module__", "__static_attributes__", "__match_args__")  # of a class, whatever it asks
-
-
 def _methods_of(kind: type) -> str:
     ours = [c for c in kind.__mro__ if c is not object and c.__module__.split(".")[0] != "nado"]
     members = [
         f"{name}={describe(getattr(v, 'fget', v))}"
         for c in ours
         for name, v in sorted(vars(c).items())
-        if isinstance(v, (types.FunctionType, property, tuple, *PLAIN)) and name not in _UNTOLD
+        if (isinstance(v, (types.FunctionType, property, *PLAIN)) and name != "__module__")
+        or (isinstance(v, tuple) and not name.startswith("__"))
     ]
     return "; ".join(members)
 

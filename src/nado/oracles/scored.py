@@ -33,7 +33,7 @@ class ScoredOracle(Oracle):
 
     def judge_progress(self, conditions: Sequence[str], prefixes: Sequence[str]) -> list[BoolArray]:
         """For every step whether the prefix has reached it."""
-        return list(reached(self.scores(prefixes), self.steps or (self.threshold,)))
+        return self._progress_at(self.scores(prefixes))
 
     def progress_names(self, condition: str) -> list[str]:
         """A step each; without steps the one question."""
@@ -44,8 +44,10 @@ class ScoredOracle(Oracle):
     ) -> tuple[list[BoolArray], BoolArray]:
         """Progress and stop label by one look at each prefix."""
         found = self.scores(prefixes)
-        bits = list(reached(found, self.steps or (self.threshold,)))
-        return bits, np.asarray(found >= self.threshold)
+        return self._progress_at(found), np.asarray(found >= self.threshold)
+
+    def _progress_at(self, scores: NDArray[np.float64]) -> list[BoolArray]:
+        return list(reached(scores, self.steps or (self.threshold,)))
 
 
 def reached(scores: NDArray[np.float64], steps: Sequence[float]) -> BoolArray:

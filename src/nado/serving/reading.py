@@ -141,8 +141,16 @@ def _voice(
     # Verified texts are checked anyway, and without an exact end they are nearer to q*.
     pulled = [each for each, strength in zip(members, strengths, strict=True) if strength > 0]
     exact = rate == 1 and not asked.verified and served.ends_exactly(pulled)
+    guides = [each.guide for each in members]
+    for name, guidance in (
+        ("target_rate", Guidance(target_rate=rate)),
+        ("doubt", Guidance(doubt=asked.doubt or 0.0)),
+    ):
+        try:
+            require_scale(guidance, guides)
+        except NadoError as error:
+            raise RefusalError(400, str(error), param=name) from error
     try:
-        require_scale(Guidance(target_rate=rate, doubt=asked.doubt or 0.0), [each.guide for each in members])
         return Voice(strengths, rate, exact, asked.doubt or 0.0, asked.plausible or 0.0)
     except NadoError as error:
         raise RefusalError(400, str(error), param="target_rate") from error
