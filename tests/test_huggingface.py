@@ -23,6 +23,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -205,6 +206,29 @@ def test_score_of_many_texts_of_unequal_length(kind: str, folder: Callable[..., 
         chosen = expected[:-1].gather(-1, tokens[row][:, None])[:, 0]
         assert_close(scores[row, :length], chosen[:length])
         assert not scores[row, length:].any()
+
+
+class BatchedProducts(TorchDispatchMode):
+    """Widths of what products with a matrix for every row have made meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.baddbmm):
+            self.widths.append(made.shape[-1])
+        return made
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_the_output_matrix_is_not_copied_for_every_row(kind: str, folder: Callable[..., Path]) -> None:
+    model = load_model(folder(kind), length_limit=8)
+    with BatchedProducts() as products:
+        model.step(model.start(PROMPTS), random_tokens(5, 1)[:, 0])
+        model.score(PROMPTS, random_tokens(5, 2), torch.full((5,), 2))
+    assert V not in products.widths
 
 
 # --- moving rows --------------------------------------------------------------------------------------

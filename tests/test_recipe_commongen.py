@@ -21,6 +21,7 @@ from archives import unpack
 from nado.errors import InputError
 from nado.guide import Guide
 from nado.huggingface import CausalModel, load_model
+from nado.huggingface.reading import HuggingFaceReader
 from nado.samples import read_samples
 from nado.storage import read_json, write_json
 from nado.study.systems import Written as Text
@@ -43,8 +44,8 @@ from dev_decoding import Written, write_base  # noqa: E402
 from documents import batches  # noqa: E402
 from drawn_texts import cut_chunks, require_endings  # noqa: E402
 from final_texts import choose_line, final_rows  # noqa: E402
-from fine_tuning import add_adapter, read_sentences  # noqa: E402
-from guide_training import plan_steps, share_time  # noqa: E402
+from fine_tuning import add_adapter, load_base, read_sentences  # noqa: E402
+from guide_training import plan_steps, share_time, training_config  # noqa: E402
 from key_samples import read_folder  # noqa: E402
 from key_settings import WARM_UP, read_key_settings  # noqa: E402
 from learning import record_slopes, sparse_loss, whole_loss  # noqa: E402
@@ -54,6 +55,7 @@ from side_work import TextMaker, score_texts  # noqa: E402
 from study_settings import (  # noqa: E402
     SEARCH,
     AdapterSettings,
+    BaseSettings,
     DrawSettings,
     FinalSettings,
     GuideSettings,
@@ -421,6 +423,14 @@ def test_an_adapter_that_is_given_is_taken_as_it_is(finished: Path, tmp_path: Pa
     p_lines = [next(row for row in each["rows"] if row["system"] == "base") for each in (one, other)]
     assert p_lines[0]["perplexity"] == p_lines[1]["perplexity"]
     assert read_json(adapter / "adapter_config.json")["base_model_name_or_path"] == "base"
+
+
+@pytest.mark.parametrize(("half", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
+def test_guides_compute_as_the_base_does(finished: Path, half: bool, dtype: torch.dtype) -> None:
+    settings, adapter = BaseSettings(length_limit=8, half=half), finished / "work" / "adapter" / "adapter"
+    model = load_base(str(finished / "base"), adapter, settings, device=torch.device("cpu"))
+    assert model.model.dtype == dtype
+    assert training_config(GuideSettings("a guide"), 10, HuggingFaceReader(model)).half == half
 
 
 def test_the_adapter_on_record_belongs_to_the_study() -> None:

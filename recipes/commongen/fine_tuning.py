@@ -149,7 +149,8 @@ def load_base(base: str, adapter: Path, settings: BaseSettings, *, device: torch
     """p as it is drawn from and guided: the adapter merged into the base, at p's temperature."""
     warpers = Warpers(temperature=settings.temperature)
     limit = settings.length_limit
-    model = load_model(base, adapter=adapter, length_limit=limit, warpers=warpers, device=device)
+    dtype = torch.bfloat16 if settings.half else None
+    model = load_model(base, adapter=adapter, length_limit=limit, warpers=warpers, device=device, dtype=dtype)
     assert isinstance(model, CausalModel)
     # A converted tokenizer may name another token than the one the model ends its texts with.
     model.tokenizer.eos_token = model.tokenizer.convert_ids_to_tokens(model.eos_id)

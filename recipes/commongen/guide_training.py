@@ -103,8 +103,8 @@ def build_guide(
     return built
 
 
-def training_config(settings: GuideSettings, steps: int, device: torch.device) -> TrainingConfig:
-    """How this guide is trained when it has this many steps."""
+def training_config(settings: GuideSettings, steps: int, reader: HuggingFaceReader) -> TrainingConfig:
+    """How this guide is trained when it has this many steps: in the arithmetic of the base it reads."""
     looks = max(1, steps // _LOOKS)
     return TrainingConfig(
         steps=steps,
@@ -115,8 +115,8 @@ def training_config(settings: GuideSettings, steps: int, device: torch.device) -
         log_consistency_weight=settings.log_consistency_weight,
         stop_weight=1.0 * settings.is_told("stops"),
         parts_weight=0.5 * settings.is_told("parts"),
-        half=device.type == "cuda",
-        compiled=settings.compiled and device.type == "cuda",
+        half=reader.input_embeddings.dtype == torch.bfloat16,
+        compiled=settings.compiled and reader.model.device.type == "cuda",
         seed=settings.seed,
         evaluate_every=looks,
         measure_every=looks if settings.measured else 0,
@@ -129,7 +129,7 @@ def seconds_a_step(
 ) -> float:
     """How long a step takes, by a few of them; the guide is spoiled by it."""
     times: list[float] = []
-    config = training_config(settings, _PROBE, reader.model.device)
+    config = training_config(settings, _PROBE, reader)
     config = replace(config, evaluate_every=0, measure_every=0)
     train(guide, reader, data.learned, config, on_step=lambda step, row: times.append(time.perf_counter()))
     # The middle one: a step that compiles something, or that other work delays, says nothing of the rest.
@@ -194,7 +194,7 @@ def train_guide(
     measure: Measure | None = None,
 ) -> dict[str, Any]:
     """Train a guide and save it in `folder`; returns what was measured, its history too."""
-    config = training_config(settings, steps, reader.model.device)
+    config = training_config(settings, steps, reader)
 
     def show(step: int, row: dict[str, float]) -> None:
         if step == 1 or step % _SHOWN == 0 or "held_out_loss" in row:

@@ -28,6 +28,7 @@ class BaseSettings:
 
     length_limit: int = 32
     temperature: float = 1.0  # p is the fine-tuned model at this temperature, whatever is done with it
+    half: bool = False  # bfloat16 on a CPU too, where it has instructions for it; on a GPU it always is
 
 
 @dataclass(frozen=True)

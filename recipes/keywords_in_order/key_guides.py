@@ -65,7 +65,7 @@ class Learning:
         a_step = seconds_a_step(probe, self.reader, data, self.settings)
         steps = plan_steps(folder, self.settings, seconds, a_step)
         self.clock.say(f"  {steps} steps of {1e3 * a_step:.1f} ms in {seconds:.0f} s")
-        config = training_config(self.settings, steps, self.reader.model.device)
+        config = training_config(self.settings, steps, self.reader)
         config = replace(config, warm_up=self.stage.objective == WARM_UP)
         summary = train(
             guide,

@@ -27,9 +27,10 @@ def compile_layers(model: torch.nn.Module) -> torch.nn.Module:
 def trained_attention() -> AbstractContextManager[None]:
     """Attention whose backward pass can be trusted.
 
-    By pytorch's issue 196678 that of cuDNN gives nan on Hopper GPUs since torch 2.11, where a mask leaves a
-    place next to nothing to look at, as padding on the left does, and 64 (192, 320 …) places are read. Layers
-    that are compiled keep the kernel that was chosen when they were first traced, also in a cache on disk.
+    That of cuDNN gives nan in the queries' gradient on Hopper GPUs since torch 2.11 (pytorch's issue 196678;
+    seen on an H200, benchmarks/LOG.md), where a boolean mask leaves some place nothing to look at, as padding
+    on the left does, and 64 (192, 320 …) places are read. Layers that are compiled keep the kernel that was
+    chosen when they were first traced, also in a cache on disk.
     """
     sound = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     chosen: AbstractContextManager[None] = sdpa_kernel(sound)

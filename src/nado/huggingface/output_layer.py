@@ -32,7 +32,8 @@ class OutputLayer:
 
     def __call__(self, states: Tensor) -> Tensor:
         """Logits (…, V) of states (…, H)."""
-        return self.finish(self.layer(states))
+        # For rows that are slices of longer ones torch would copy the frozen matrix once a row.
+        return self.finish(self.layer(states.contiguous()))
 
     def finish(self, products: Tensor) -> Tensor:
         """Logits from what the layer gives, everything after it."""
