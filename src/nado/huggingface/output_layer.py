@@ -32,7 +32,7 @@ class OutputLayer:
 
     def __call__(self, states: Tensor) -> Tensor:
         """Logits (…, V) of states (…, H)."""
-        # For rows that are slices of longer ones torch would copy the frozen matrix once a row.
+        # Of rows that are slices of longer ones torch would copy a bfloat16 matrix once a row, on a CPU.
         return self.finish(self.layer(states.contiguous()))
 
     def finish(self, products: Tensor) -> Tensor:
