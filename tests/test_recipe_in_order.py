@@ -469,6 +469,14 @@ def test_the_readme_and_the_record_are_filled(finished: Path, tmp_path: Path) ->
     assert "texts" not in json.dumps(recorded["metrics"]["small"]["rows"])
 
 
+def test_a_table_says_which_guides_are_missing(finished: Path) -> None:
+    """Also of a run that was stopped, which had no time to say so itself."""
+    run = read_json(finished / "out" / "keywords_in_order-small.json")
+    assert "Not trained" not in in_order_page.page([run])
+    del run["metrics"]["small"]["stages"]["guide-da_nado"]
+    assert in_order_page.page([run]).endswith("\n\nNot trained in this run: da_nado.")
+
+
 def test_tables_show_all_that_is_on_record(finished: Path, tmp_path: Path) -> None:
     run = read_json(finished / "out" / "keywords_in_order-small.json")
     earlier = {**run, "commit": "aaa", "metrics": {"another": run["metrics"]["small"]}}
@@ -476,7 +484,7 @@ def test_tables_show_all_that_is_on_record(finished: Path, tmp_path: Path) -> No
     run_in_order.write_json(tmp_path / "keywords_in_order.json", earlier)
     readme = tmp_path / "README.md"
     readme.write_text(
-        "<!-- results: written by results_page.py -->\n<!-- end of results -->\n", encoding="utf-8"
+        "<!-- results: written by this recipe's page script -->\n<!-- end of results -->\n", encoding="utf-8"
     )
     in_order_page.main(
         [str(finished / "out"), "--readme", str(readme), "--record", "--results", str(tmp_path)]

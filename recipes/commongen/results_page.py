@@ -23,7 +23,7 @@ from nado.errors import InputError
 from nado.storage import read_json
 from recording import RESULTS, merge
 
-BEGIN, FINISH = "<!-- results: written by results_page.py -->", "<!-- end of results -->"
+BEGIN, FINISH = "<!-- results: written by this recipe's page script -->", "<!-- end of results -->"
 _UNSEEN = "Texts of the chosen configuration for sets with words that no training text has, none selected:"
 _PICTURE = "along_training.svg"  # beside the README
 _PRIVATE = ("--output", "--work", "--data")  # where files were says nothing about the numbers
