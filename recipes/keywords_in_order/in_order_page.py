@@ -46,12 +46,12 @@ def section(run: dict[str, Any], corpus: str) -> str:
         table([*(ours(row) for row in found["rows"]), *papers(corpus, bases)]),
         stages_table(found),
     ]
-    if missing := not_reached(found):
+    if missing := not_trained(found):
         parts.append(f"Not trained in this run: {', '.join(missing)}.")
     return "\n\n".join(part for part in parts if part)
 
 
-def not_reached(found: dict[str, Any]) -> list[str]:
+def not_trained(found: dict[str, Any]) -> list[str]:
     """Guides that were not trained: left out for want of time, or the run was stopped before it got there."""
     asked = [each["name"] for each in found["settings"]["guides"]]
     return [name for name in asked if f"guide-{name}" not in found["stages"]]
