@@ -3,12 +3,14 @@
 import gzip
 import json
 import random
+import re
 import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -62,7 +64,7 @@ samples = 16
 references = 80
 hindsight = 200
 hindsight_lists = 2
-guided = 60
+guided = 120
 mean_prefix = 4.0
 batch = 128
 chunk = 256
@@ -77,8 +79,9 @@ name = "nado"
 title = "NADO"
 base = "seq2seq"
 learn = ["p"]
-learning_rate = 3e-3
-steps = 300
+learning_rate = 1e-2
+steps = 150
+whole = true
 [[guides]]
 name = "rounds"
 title = "a round"
@@ -93,7 +96,8 @@ base = "da"
 learn = ["references"]
 objective = "warm_up"
 learning_rate = 3e-3
-steps = 120
+steps = 60
+whole = true
 [[guides]]
 name = "warm_rounds"
 title = "warm-up, a round"
@@ -436,11 +440,67 @@ def test_a_second_call_does_nothing_again(
     assert results(finished)["rows"] == before
 
 
+def test_guides_that_were_trained_before_are_taken(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """p and a guide of an earlier run write the same lines, and nothing is drawn or trained for them."""
+    for name in ("fine_tune", "Learning", "Making"):
+        monkeypatch.setattr(run_in_order, name, None)
+    work = finished / "work"
+    words = arguments(finished, "--adapter", str(work / "adapter" / "adapter"), "--guides", "rounds")
+    words += ["--trained", f"rounds={work / 'guide-rounds' / 'guide'}"]
+    words[words.index("--work") + 1] = str(finished / "taken")
+    words[words.index("--output") + 1] = str(finished / "taken_out")
+    assert run_in_order.main(words) == 0
+    found = read_json(finished / "taken_out" / "keywords_in_order-small.json")["metrics"]["small"]
+    before, now = (
+        [
+            {name: value for name, value in row.items() if "seconds" not in name}
+            for row in several["rows"]
+            if row["system"] in ("seq2seq", "da", "rounds")
+        ]
+        for several in (results(finished), found)
+    )
+    assert now == before
+    facts = {**results(finished)["stages"]["guide-rounds"], "learned_from": ["an earlier run"]}
+    assert found["stages"]["guide-rounds"].items() <= {**facts, "stage_seconds": ANY}.items()
+    assert "an earlier run" in in_order_page.stages_table(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("rounds", r"a trained guide in rounds=FOLDER; found none"),
+        ("rounds=nowhere", r"a trained guide in rounds=FOLDER; found nowhere"),
+        ("round=work/guide-rounds/guide", r"some of the guides nado, .*; found round"),
+    ],
+)
+def test_a_trained_guide_that_is_not_there_is_refused(
+    finished: Path,
+    given: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(finished)
+    assert run_in_order.main(arguments(finished, "--trained", given)) == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_guide_with_nothing_to_learn_from_has_to_be_a_trained_one(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = arguments(finished)
+    words[words.index("--settings") + 1] = str(RECIPE / "few_lines.toml")
+    assert run_in_order.main(words) == 1
+    found = capsys.readouterr().err
+    assert "texts that the guide rounds learns from; found none in its settings" in found
+    assert "--trained rounds=FOLDER" in found
+
+
 def test_what_does_not_fit_is_left_for_a_further_call(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No second is left before the deadline: what was made before is shown, nothing is begun."""
-    text = (finished / "small.toml").read_text(encoding="utf-8").replace("steps = 120", "steps = 121")
+    text = (finished / "small.toml").read_text(encoding="utf-8").replace("steps = 60", "steps = 61")
     (finished / "other.toml").write_text(text, encoding="utf-8")
     words = arguments(finished, "--deadline", "1", "--later", "100")
     words[words.index("--settings") + 1] = str(finished / "other.toml")

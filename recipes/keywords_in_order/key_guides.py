@@ -78,17 +78,8 @@ class Learning:
         )
         names = self.oracle.progress_names
         save_guide(guide, folder / "guide", summary=summary, shard_size=SHARD, part_names=names)
-        facts = summary.describe()
         return {
-            "objective": self.stage.objective,
-            "steps": steps,
-            "texts": facts["texts"],
-            "satisfied": facts["satisfied"],
-            "train_seconds": facts["seconds"],
-            "skipped": facts["skipped"],
-            "tokens_per_s": facts["tokens"] / max(facts["seconds"], 1e-9),
-            "best_step": facts["best_step"],
-            "best": facts["best"],
+            **describe_guide(summary.describe(), self.stage.objective),
             "parameters": sum(each.numel() for each in guide.parameters()),
         }
 
@@ -96,3 +87,18 @@ class Learning:
         if step == 1 or step % _SHOWN == 0 or "held_out_loss" in row:
             held = f", held out {row['held_out_loss']:.4f}" if "held_out_loss" in row else ""
             self.clock.say(f"  {step}/{steps}: {row['loss']:.4f}{held}")
+
+
+def describe_guide(summary: dict[str, Any], objective: str) -> dict[str, Any]:
+    """What a table says of a guide, from the summary of its training."""
+    return {
+        "objective": objective,
+        "steps": summary["steps"],
+        "texts": summary["texts"],
+        "satisfied": summary["satisfied"],
+        "train_seconds": summary["seconds"],
+        "skipped": summary["skipped"],
+        "tokens_per_s": summary["tokens"] / max(summary["seconds"], 1e-9),
+        "best_step": summary["best_step"],
+        "best": summary["best"],
+    }

@@ -144,14 +144,23 @@ class KeySettings:
 
     def of_guides(self, names: Collection[str]) -> "KeySettings":
         """The same with these guides alone."""
+        self._require_guides(names)
+        chosen = self._of({SEQ2SEQ, DA, *names})
+        _require_sense(chosen)
+        return chosen
+
+    def with_given(self, names: Collection[str]) -> "KeySettings":
+        """The same where these guides were trained before: nothing is drawn for them, none comes first."""
+        self._require_guides(names)
+        guides = [replace(each, start="", learn=()) if each.name in names else each for each in self.guides]
+        return replace(self, guides=tuple(guides))
+
+    def _require_guides(self, names: Collection[str]) -> None:
         known = [each.name for each in self.guides]
         if unknown := set(names) - set(known):
             raise InputError(
                 f"some of the guides {', '.join(known)}", unknown.pop(), "Check its spelling, and --only."
             )
-        chosen = self._of({SEQ2SEQ, DA, *names})
-        _require_sense(chosen)
-        return chosen
 
     def _of(self, systems: Collection[str]) -> "KeySettings":
         """The guides and lines of some systems."""

@@ -15,8 +15,9 @@ import argparse
 import gzip
 import json
 import random
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -30,7 +31,7 @@ from dev_decoding import Written, write_base, write_guided
 from fine_tuning import fine_tune, load_base, make_adapter
 from guide_training import build_guide, leave_out_last, open_guide, share_time
 from in_order_page import page
-from key_guides import Learning
+from key_guides import Learning, describe_guide
 from key_samples import Making, read_folder, some_of
 from key_settings import HINDSIGHT, REFERENCES, GuideStage, P, Q, read_key_settings
 from key_table import KeyLine, describe_line, score_keyed
@@ -86,8 +87,11 @@ class InOrder:
         if options.only:
             self.settings = self.settings.of_base(options.only)
             self.name += f"-{options.only}"
+        self.trained = read_given(options.trained)
+        self.settings = self.settings.with_given(self.trained)
         if options.guides:
             self.settings = self.settings.of_guides(options.guides.split(","))
+        require_lessons(self.settings.guides, self.trained)
         self.workers, self.later = workers, options.later
         self.given: Path | None = options.adapter
         self.clock = Clock(options.output / "run.log", deadline=options.deadline)
@@ -345,6 +349,9 @@ class InOrder:
     def learn(self, waiting: Sequence[GuideStage]) -> bool:
         """Train the first of the waiting guides, for its share of the time left; whether there was time."""
         stage = waiting[0]
+        if stage.name in self.trained:
+            self.take(stage, self.trained[stage.name])
+            return True
         shapes = [each.shape(self.settings.shape) for each in waiting]
         seconds = share_time(self.budget, shapes, self.reserve(waiting))
         if not self._is_trained(stage) and self.clock.left < self.needed(stage, seconds):
@@ -366,6 +373,17 @@ class InOrder:
         after = [*sources, f"guide-{stage.start}"] if stage.start else sources
         self.stages.run(f"guide-{stage.name}", config, after, work)
         return True
+
+    def take(self, stage: GuideStage, trained: Path) -> None:
+        """The stage of a guide that an earlier run has trained."""
+
+        def work(folder: Path) -> dict[str, Any]:
+            shutil.copytree(trained, folder / "guide", dirs_exist_ok=True)
+            facts = describe_guide(read_json(trained / "training.json")["summary"], stage.objective)
+            return {**facts, "learned_from": ["an earlier run"]}
+
+        files = sorted(trained.glob("*.safetensors"))
+        self.stages.run(f"guide-{stage.name}", {"given": [digest_file(each) for each in files]}, [BASE], work)
 
     @property
     def budget(self) -> Any:
@@ -483,6 +501,30 @@ class InOrder:
         return several.get(row.decoding) or next(iter(several.values()), None)
 
 
+def read_given(words: Sequence[str]) -> dict[str, Path]:
+    """Guides that were trained before, by name: `rounds=FOLDER`."""
+    pairs = [each.partition("=") for each in words]
+    for name, _, folder in pairs:
+        if not (Path(folder) / "training.json").is_file():
+            raise InputError(
+                f"a trained guide in {name}=FOLDER",
+                f"{folder or 'none'}",
+                "Name what a run left in guide-NAME/guide.",
+            )
+    return {name: Path(folder) for name, _, folder in pairs}
+
+
+def require_lessons(stages: Sequence[GuideStage], trained: Collection[str]) -> None:
+    """A guide that settings give nothing to learn from has to be a trained one."""
+    for each in stages:
+        if not each.learn and each.name not in trained:
+            raise InputError(
+                f"texts that the guide {each.name} learns from",
+                "none in its settings",
+                f"Say --trained {each.name}=FOLDER, or leave it out by --guides.",
+            )
+
+
 def samples_name(kind: str, base: str) -> str:
     """The stage that makes samples of one kind for a base."""
     return f"{'samples' if kind == P else kind}-{base}"
@@ -548,6 +590,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
     parser.add_argument("--only", choices=[SEQ2SEQ, DA], default="", help="guides of this base alone")
     parser.add_argument("--guides", default="", help="these guides alone, as warm,warm_rounds")
+    parser.add_argument(
+        "--trained",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a guide to take instead of training it (WORK/guide-NAME/guide of an earlier run)",
+    )
     parser.add_argument("--later", type=float, default=0.0, help="seconds that a further call will have")
     parser.add_argument("--workers", type=int, default=0, help="processes that label and score")
 
