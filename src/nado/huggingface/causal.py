@@ -104,7 +104,7 @@ class CausalModel(HuggingFaceModel):
         context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         self._context = None if context is None else int(context)
         require_context(self._context, 1, length_limit)
-        self._cuda_graphs = cuda_graphs
+        self._cuda_graphs = cuda_graphs and self.device.type == "cuda" and not _reads_on_host(model)
         self._forward = torch.compile(self._slot_step, dynamic=False) if compiled else self._slot_step
         self._sample = torch.compile(self._sample_logits, dynamic=False) if compiled else self._sample_logits
         self._output = _split_output(model, self.device)
@@ -329,7 +329,7 @@ class CausalModel(HuggingFaceModel):
     def _captured(self, state: CausalState) -> CausalState:
         """On a GPU: record one step as a CUDA graph that writes into this state's own tensors."""
         slots = state.cache
-        if not (self._cuda_graphs and self.device.type == "cuda" and isinstance(slots, SlotCache)):
+        if not (self._cuda_graphs and isinstance(slots, SlotCache)):
             return state
         tokens = torch.full_like(state.generated, self.eos_id)
         # Trying the step out before it is recorded moves the rows on: remember where they stood. What is
@@ -475,6 +475,19 @@ def _can_use_slots(model: PreTrainedModel) -> bool:
         # Slots are one tensor, on one device.
         and len({parameter.device for parameter in model.parameters()}) == 1
     )
+
+
+def _reads_on_host(model: PreTrainedModel) -> bool:
+    """Whether a mixture of experts looks on the host at which rows go where: no CUDA graph can record that.
+
+    transformers' loop over experts does, and torch's grouped product wherever its fused kernel is not used.
+    """
+    if not any(name.endswith("experts") for name, _ in model.named_modules()):
+        return False
+    how = getattr(model.config.get_text_config(decoder=True), "_experts_implementation", "eager")
+    if how != "grouped_mm":
+        return bool(how == "eager")
+    return model.dtype != torch.bfloat16 or torch.cuda.get_device_capability(model.device) < (9, 0)
 
 
 def _positions(mask: Tensor) -> Tensor:
