@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from transformers import BertConfig, BertForSequenceClassification
 
+from nado import tiny
 from nado.errors import InputError
 from nado.oracles import (
     HuggingFaceClassifier,
     Language,
     LinearClassifier,
     Oracle,
+    Readability,
     ScoredOracle,
     Sentiment,
     SklearnClassifier,
@@ -209,7 +211,7 @@ class Words(ScoredOracle):
     def __init__(self, *steps: float) -> None:
         self.steps = steps
 
-    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
         return np.array([len(text.split()) for text in texts], dtype=np.float64)
 
 
@@ -254,5 +256,41 @@ def test_a_classifier_says_how_far_a_prefix_is(tmp_path: Path) -> None:
         {"name": "linear_classifier", "folder": str(tmp_path), "steps": [0.25, 0.5, 0.75]}
     )
     assert named.fingerprint == stepped.fingerprint
-    with pytest.raises(InputError, match="a threshold between 0 and 1; found 25"):
+    with pytest.raises(InputError, match="expected steps between 0 and 1; found 25"):
         LinearClassifier.load(tmp_path, steps=[25])
+
+
+def test_every_oracle_that_rests_on_a_score_can_say_how_far_a_prefix_is(bert):
+    happy = "What a wonderful, lovely day!"
+    several = [
+        (Sentiment("positive"), Sentiment("positive", steps=(-0.5, 0.05, 0.5)), [happy, "a lovely", "awful"]),
+        (Sentiment("neutral"), Sentiment("neutral", steps=(-0.5, 0.05)), [happy, "a", "awful, horrible"]),
+        (Readability(minimum=80), Readability(minimum=80, steps=(0, 80)), ["a dog", "unimaginable", ""]),
+        (
+            HuggingFaceClassifier(bert, label="sad"),
+            HuggingFaceClassifier(bert, label="sad", steps=(0.1, 0.4)),
+            SENTENCES,
+        ),
+        (SklearnClassifier(pipeline()), SklearnClassifier(pipeline(), steps=[0.4, 0.6]), NEW),
+    ]
+    for plain, stepped, texts in several:
+        conditions = [""] * len(texts)
+        bits, stops = stepped.read_prefixes(conditions, texts)
+        scores = stepped.scores(conditions, texts)
+        assert np.array_equal(np.stack(bits), scores[:, None] >= np.array(stepped.steps))
+        assert len({tuple(row.tolist()) for row in bits}) > 1  # so that the texts tell steps apart
+        assert stops.tolist() == plain(conditions, texts).tolist() == stepped(conditions, texts).tolist()
+        assert [row.tolist() for row in plain.progress(conditions, texts)] == [[each] for each in stops]
+        assert stepped.fingerprint != plain.fingerprint
+        assert len(stepped.progress_names("")) == len(stepped.steps)
+        check_oracle(stepped, conditions, texts)
+    named = load_oracle({"name": "sentiment", "sentiment": "positive", "steps": [-0.5, 0.05, 0.5]})
+    assert named == several[0][1]
+    with pytest.raises(InputError, match=r"expected steps between -1 and 1; found 5\. They are scores"):
+        Sentiment("positive", steps=(0.05, 5))
+
+
+def test_oracles_without_steps_ask_what_they_asked_before_there_were_any():
+    assert "steps" not in Sentiment("positive").spec + Readability(minimum=80).spec
+    trained = json.loads((Path(tiny.__file__).parent / "positive" / "config.json").read_text())
+    assert Sentiment("positive").fingerprint == trained["oracle_fingerprint"]

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nado.errors import InputError, MissingPackageError
+from nado.errors import InputError
+from nado.oracles.language_tools import Sentiment
 from nado.oracles.linear_classifier import LinearClassifier
 from nado.oracles.protocol import BoolArray, Oracle
 from nado.oracles.scored import ScoredOracle, reached
@@ -111,7 +112,7 @@ class Reaches(ScoredOracle):
         """The gauge and the threshold."""
         return f"reaches({self.gauge.spec}, {self.threshold!r})"
 
-    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
         """The gauge's."""
         return self.gauge.scores(texts)
 
@@ -157,16 +158,7 @@ class Gauged(Oracle):
 
 @functools.lru_cache(_REMEMBERED)
 def _compound(text: str) -> float:
-    return float(_analyser().polarity_scores(text)["compound"])
-
-
-@functools.cache
-def _analyser() -> Any:
-    try:
-        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
-    except ImportError as error:
-        raise MissingPackageError("vaderSentiment", "oracles", "the sentiment gauge") from error
-    return SentimentIntensityAnalyzer()
+    return float(Sentiment().scores([""], [text])[0])
 
 
 _OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_}

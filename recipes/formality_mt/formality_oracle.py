@@ -54,7 +54,7 @@ class FormalityOracle(ScoredOracle):
         steps = f", steps={list(self.steps)}" if self.steps else ""
         return f"formality({self.classifier.spec}{steps})"
 
-    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
         """How likely each text is formal; what it translates does not matter."""
         return self.probabilities(texts)
 

@@ -20,6 +20,9 @@ import numpy as np
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
+# Metadata of a dataclass's field that came later: at its default the question is what it was without it.
+UNSAID = {"unsaid": True}
+
 
 def describe_object(value: object) -> str:
     """A class with its public arguments: ``Length(min_words=3, max_words=None)``.
@@ -28,7 +31,11 @@ def describe_object(value: object) -> str:
     """
     kind = type(value)
     if dataclasses.is_dataclass(value):
-        arguments = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        fields = [f for f in dataclasses.fields(value) if f.init]
+        arguments = {f.name: getattr(value, f.name) for f in fields}
+        for f in fields:
+            if f.metadata.get("unsaid") and arguments[f.name] == f.default:
+                del arguments[f.name]
     else:
         arguments = {k: v for k, v in sorted(vars(value).items()) if not k.startswith("_") and k != "origin"}
     inner = ", ".join(f"{name}={describe(argument)}" for name, argument in arguments.items())

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nado.errors import InputError
-from nado.oracles.protocol import BoolArray, Oracle, check_threshold
+from nado.oracles.protocol import check_threshold
+from nado.oracles.scored import ScoredOracle, keep_steps
 from nado.oracles.suggestion import suggest
 from nado.storage import digest_file
 
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class HuggingFaceClassifier(Oracle):
+class HuggingFaceClassifier(ScoredOracle):
     """A sequence classifier from the hub or a folder, with a threshold on one label's probability.
 
     `label` None reads the label from the condition. Labels of a model for several at once have
     independent probabilities (sigmoid), others share them (softmax). Texts beyond `max_tokens` are cut.
-    Weights are read as safetensors only, and remote code is never run.
+    Weights are read as safetensors only, and remote code is never run. With `steps` it says of every prefix
+    which of these probabilities it has reached; a guide that is told them asks it at every token.
     """
 
     model: str
@@ -35,12 +37,14 @@ class HuggingFaceClassifier(Oracle):
     batch_size: int = 64
     max_tokens: int = 512
     device: str | None = None
+    steps: tuple[float, ...] = ()
     _loaded: list[Any] = dataclasses.field(init=False, repr=False, compare=False)
 
     name = "huggingface_classifier"
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold)
+        keep_steps(self, 0, 1)
         object.__setattr__(self, "_loaded", [])
 
     @property
@@ -49,25 +53,26 @@ class HuggingFaceClassifier(Oracle):
         source = f"{self.model!r}"
         if Path(self.model).is_dir():
             source = f"#{_digest_folder(Path(self.model))}"
+        steps = f", steps={list(self.steps)}" if self.steps else ""
         return (
             f"huggingface_classifier(model={source}, label={self.label!r}, threshold={self.threshold}, "
-            f"max_tokens={self.max_tokens})"
+            f"max_tokens={self.max_tokens}{steps})"
         )
 
-    def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
-        """Whether the probability of the label reaches the threshold for each text."""
+    def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
+        """The probability of the label asked for, for each text."""
         network, _ = self._load()
         ids = {name: i for i, name in network.config.id2label.items()}
         labels = list(conditions) if self.label is None else [self.label] * len(texts)
         columns = [_find_label(label.strip(), ids, self.model) for label in labels]
-        answers = np.zeros(len(texts), dtype=bool)
+        found = np.zeros(len(texts))
         # Long texts together: less padding, and the answer does not depend on the neighbours.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
             probabilities = self._probabilities([texts[i] for i in rows])  # (B, labels)
-            answers[rows] = probabilities[np.arange(len(rows)), [columns[i] for i in rows]] >= self.threshold
-        return answers
+            found[rows] = probabilities[np.arange(len(rows)), [columns[i] for i in rows]]
+        return found
 
     def _probabilities(self, texts: list[str]) -> NDArray[np.float32]:
         import torch

@@ -8,24 +8,29 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nado.errors import InputError, MissingPackageError
+from nado.oracles.description import UNSAID
 from nado.oracles.protocol import BoolArray, Oracle
+from nado.oracles.scored import ScoredOracle, keep_steps
 from nado.oracles.suggestion import suggest
 
 SENTIMENTS = ("positive", "negative", "neutral")
 
 
 @dataclasses.dataclass(frozen=True)
-class Sentiment(Oracle):
+class Sentiment(ScoredOracle):
     """Whether VADER finds the text positive, negative or neutral; None reads that from the condition.
 
     VADER's compound score lies in [−1, 1]: positive from `threshold` on, negative up to −`threshold`,
-    neutral in between. 0.05 is the threshold its authors recommend.
+    neutral in between. 0.05 is the threshold its authors recommend. With `steps` it says of every prefix
+    which of these compound scores it has reached, which guides are told.
     """
 
     sentiment: str | None = None
     threshold: float = 0.05
+    steps: tuple[float, ...] = dataclasses.field(default=(), metadata=UNSAID)
 
     cheap = True
     name = "sentiment"
@@ -35,18 +40,18 @@ class Sentiment(Oracle):
             _check_choice(self.sentiment, SENTIMENTS, "sentiment")
         if not 0 < self.threshold <= 1:
             raise InputError("a threshold above 0 and at most 1", f"{self.threshold}", "Try 0.05.")
+        keep_steps(self, -1, 1)
 
-    def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
-        """Whether each text has the sentiment asked for."""
+    def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
+        """The compound score of each text, whichever sentiment is asked for."""
         score = _vader().polarity_scores
-        wanted = _asked(self.sentiment, conditions, SENTIMENTS, "sentiment")
-        compounds = [score(text)["compound"] for text in texts]
-        return np.array([self._class(c) == w for c, w in zip(compounds, wanted, strict=True)], dtype=bool)
+        return np.array([score(text)["compound"] for text in texts], dtype=np.float64)
 
-    def _class(self, compound: float) -> str:
-        if compound >= self.threshold:
-            return "positive"
-        return "negative" if compound <= -self.threshold else "neutral"
+    def passing(self, conditions: Sequence[str], scores: NDArray[np.float64]) -> BoolArray:
+        """Whether each score is of the sentiment asked for."""
+        wanted = np.array(_asked(self.sentiment, conditions, SENTIMENTS, "sentiment"), dtype=object)
+        found = np.where(scores >= self.threshold, "positive", "neutral")
+        return np.asarray(np.where(scores <= -self.threshold, "negative", found) == wanted, dtype=bool)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nado.errors import InputError, MissingPackageError
 from nado.oracles.protocol import BoolArray, check_rows, check_threshold
-from nado.oracles.scored import ScoredOracle
+from nado.oracles.scored import ScoredOracle, keep_steps
 from nado.storage import write_atomically, write_json
 
 # scikit-learn's default token: two or more word characters.
@@ -47,8 +47,7 @@ class LinearClassifier(ScoredOracle):
         max_ngram: int = 1,
         steps: Sequence[float] = (),
     ) -> None:
-        for each in (threshold, *steps):
-            check_threshold(each)
+        check_threshold(threshold)
         if not len(vocabulary) == len(idf) == len(weights):
             raise InputError(
                 "one idf and one weight for each term",
@@ -60,6 +59,7 @@ class LinearClassifier(ScoredOracle):
         self.weights = np.asarray(weights, dtype=np.float32)
         self.bias = float(bias)
         self.threshold, self.steps = threshold, tuple(steps)
+        keep_steps(self, 0, 1)
         self.max_ngram = max_ngram
         rows = zip(self.vocabulary, self.idf.tolist(), self.weights.tolist(), strict=True)
         self._terms = {term: (idf, weight) for term, idf, weight in rows}
@@ -108,7 +108,7 @@ class LinearClassifier(ScoredOracle):
             f"max_ngram={self.max_ngram}, weights=#{digest.hexdigest()[:16]}{steps})"
         )
 
-    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
         """The probability of each text."""
         return self.probabilities(texts)
 

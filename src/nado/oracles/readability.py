@@ -7,9 +7,12 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nado.errors import InputError
-from nado.oracles.protocol import BoolArray, Oracle
+from nado.oracles.description import UNSAID
+from nado.oracles.protocol import BoolArray
+from nado.oracles.scored import ScoredOracle, keep_steps
 from nado.oracles.text_rules import count_sentences
 from nado.oracles.words import split_words
 
@@ -17,16 +20,18 @@ _VOWELS = re.compile(r"[aeiouyàâäáãåæèéêëìíîïòóôöõøœùúû
 
 
 @dataclasses.dataclass(frozen=True)
-class Readability(Oracle):
+class Readability(ScoredOracle):
     """Whether an English text is as easy, or as hard, to read as asked for.
 
     `measure` is "ease" (Flesch reading ease: 100 very easy, 0 very hard) or "grade" (Flesch–Kincaid
-    school grade). A text without words satisfies nothing.
+    school grade). A text without words satisfies nothing. With `steps` it says of every prefix which of
+    these scores it has reached, which guides are told.
     """
 
     minimum: float | None = None
     maximum: float | None = None
     measure: str = "ease"
+    steps: tuple[float, ...] = dataclasses.field(default=(), metadata=UNSAID)
 
     cheap = True
     name = "readability"
@@ -36,10 +41,14 @@ class Readability(Oracle):
             raise InputError("a measure among ease, grade", repr(self.measure), "Choose one of them.")
         if self.minimum is None and self.maximum is None:
             raise InputError("a minimum or a maximum readability", "neither", "Give at least one of them.")
+        keep_steps(self, -np.inf, np.inf)
 
-    def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
-        """Whether each text lies between the bounds."""
-        scores = np.array([flesch(text, self.measure) for text in texts], dtype=float)
+    def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
+        """How easy or hard each text is; NaN without words."""
+        return np.array([flesch(text, self.measure) for text in texts], dtype=np.float64)
+
+    def passing(self, conditions: Sequence[str], scores: NDArray[np.float64]) -> BoolArray:
+        """Whether each score lies between the bounds."""
         low = -np.inf if self.minimum is None else self.minimum
         high = np.inf if self.maximum is None else self.maximum
         return (scores >= low) & (scores <= high)  # NaN, for a text without words, is in no range

@@ -1,4 +1,4 @@
-"""Oracles that are a number and a threshold, and that can say of a prefix how far the number has risen.
+"""Oracles that rest on a number, and that can say of a prefix how far the number has risen.
 
 Whether a prefix would pass as it stands is one bit. How far from passing it is says more of what can still
 be made of it; recipes/formality_mt/README.md and recipes/dial say what guides made of that.
@@ -11,29 +11,35 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from nado.errors import InputError
 from nado.oracles.protocol import BoolArray, Oracle
 
 
 class ScoredOracle(Oracle):
     """Whether the score of a text reaches `threshold`; of a prefix, which of the `steps` it has reached.
 
-    Subclasses write `scores`. Without steps the progress of a prefix is the one answer.
+    Subclasses write `scores`, and `passing` where something else than one threshold decides. Without steps
+    the progress of a prefix is the one answer.
     """
 
     threshold: float
     steps: tuple[float, ...] = ()
 
-    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
         """The number of each text, which prefixes have as well."""
-        raise NotImplementedError(f"{type(self).__name__} must define scores(texts)")
+        raise NotImplementedError(f"{type(self).__name__} must define scores(conditions, texts)")
+
+    def passing(self, conditions: Sequence[str], scores: NDArray[np.float64]) -> BoolArray:
+        """Which scores are good enough."""
+        return np.asarray(scores >= self.threshold)
 
     def judge(self, conditions: Sequence[str], texts: Sequence[str]) -> BoolArray:
-        """Whether the score of each text reaches the threshold."""
-        return np.asarray(self.scores(texts) >= self.threshold)
+        """Whether the score of each text is good enough."""
+        return self.passing(conditions, self.scores(conditions, texts))
 
     def judge_progress(self, conditions: Sequence[str], prefixes: Sequence[str]) -> list[BoolArray]:
         """For every step whether the prefix has reached it."""
-        return self._progress_at(self.scores(prefixes))
+        return self.read_prefixes(conditions, prefixes)[0]
 
     def progress_names(self, condition: str) -> list[str]:
         """A step each; without steps the one question."""
@@ -43,13 +49,21 @@ class ScoredOracle(Oracle):
         self, conditions: Sequence[str], prefixes: Sequence[str]
     ) -> tuple[list[BoolArray], BoolArray]:
         """Progress and stop label by one look at each prefix."""
-        found = self.scores(prefixes)
-        return self._progress_at(found), np.asarray(found >= self.threshold)
-
-    def _progress_at(self, scores: NDArray[np.float64]) -> list[BoolArray]:
-        return list(reached(scores, self.steps or (self.threshold,)))
+        found = self.scores(conditions, prefixes)
+        stops = self.passing(conditions, found)
+        return list(reached(found, self.steps) if self.steps else stops[:, None]), stops
 
 
 def reached(scores: NDArray[np.float64], steps: Sequence[float]) -> BoolArray:
     """Which steps each score has reached: (N, K)."""
     return np.asarray(scores[:, None] >= np.asarray(steps, dtype=np.float64)[None, :])
+
+
+def keep_steps(oracle: ScoredOracle, lowest: float, highest: float) -> None:
+    """Steps as a tuple, of an oracle that may be frozen; scores that no text can have are refused."""
+    steps = tuple(oracle.steps)
+    if wrong := [each for each in steps if not lowest <= each <= highest]:
+        raise InputError(
+            f"steps between {lowest:g} and {highest:g}", f"{wrong[0]:g}", "They are scores of prefixes."
+        )
+    object.__setattr__(oracle, "steps", steps)
