@@ -438,6 +438,26 @@ def test_diagnostics_at_a_soft_rate() -> None:
     assert found.r_start.value == pytest.approx(r_start("limit"), rel=0.08)
 
 
+@pytest.mark.parametrize("kind", ["exact", "noisy"])
+def test_texts_of_target_rate_0_say_nothing_of_r(kind: str) -> None:
+    """None is to satisfy; where a guide is wrong some do, with weights of 0."""
+    model = guided(kind, "limit", target_rate=0.0)
+    for texts in (
+        draw_weighted(model, ["x"], ["ab"], ORACLE, count=400, batch_size=BATCH),
+        smc(model, ["x"], ["ab"], ORACLE, particles=40, runs=5).particles,
+    ):
+        assert texts.log_weights[texts.satisfied].isneginf().all()
+        with pytest.raises(InputError, match="texts drawn at a target rate above 0 to estimate R"):
+            texts.log_r_start  # noqa: B018
+    texts = draw_weighted(model, ["x"], ["ab"], ORACLE, count=400, batch_size=BATCH)
+    assert bool(texts.satisfied.any()) == (kind == "noisy")
+    found = diagnose(texts)
+    assert found.r_start.value is None
+    assert found.log_r_start.value is None
+    assert "target rate 0" in (found.r_start.note or "")
+    assert found.mean_weight.value is not None
+
+
 def test_diagnostics_say_when_a_number_reads_low() -> None:
     model = guided("random", strength=12.0)
     texts = draw_weighted(model, ["x"], ["ab"], ORACLE, count=2000, batch_size=BATCH)
@@ -644,6 +664,15 @@ def test_a_floor_gives_up_early() -> None:
     given_up = verified(guided("exact", floor=0.999), ["x"], ["ab"], ORACLE, budget=5)
     assert found[0].status == "verified"
     assert (given_up[0].status, given_up[0].base_tokens, given_up[0].draws) == ("not found", 0, 5)
+
+
+@pytest.mark.parametrize("choices", [{"strength": 3.0}, {"strength": 0.3}, {"doubt": 0.2}])
+def test_a_floor_is_one_of_chances_whatever_is_made_of_r(choices: dict[str, Any]) -> None:
+    """What q is normalised by is R to a power, or doubted; what is compared is R."""
+    chance = r_start()
+    for floor, given_up in ((0.9 * chance, False), (1.1 * chance, True)):
+        found = verified(guided("exact", floor=floor, **choices), ["x"] * 20, ["ab"] * 20, ORACLE, budget=1)
+        assert all(each.base_tokens == 0 for each in found) == given_up
 
 
 # --- real architectures -------------------------------------------------------------------------------

@@ -552,6 +552,12 @@ def test_a_floor_ends_texts_without_hope() -> None:
             assert text.tokens == model._text_of(written(model, reference)[row].tolist())
 
 
+def test_a_floor_goes_without_an_assistant() -> None:
+    model = guided_model("llama")
+    with pytest.raises(InputError, match=r"no floor with an assistant; found a floor of 0\.1"):
+        run(model, guidance=Guidance(floor=0.1), prompt_lookup_num_tokens=3, do_sample=False)
+
+
 def test_streaming() -> None:
     class Collecting(TextStreamer):
         def __init__(self, tokenizer: Any) -> None:
@@ -731,3 +737,5 @@ def test_a_guide_that_was_only_warmed_up_is_not_doubted() -> None:
     model.generate_texts(PROMPTS, CONDITIONS, guidance=Guidance(strength=2), do_sample=False)
     with pytest.raises(InputError, match="a guide whose R is a probability, which doubt is compared with"):
         model.generate_texts(PROMPTS, CONDITIONS, guidance=Guidance(doubt=0.1), do_sample=False)
+    with pytest.raises(InputError, match="a guide whose R is a probability, by which beams rank prefixes"):
+        model.search_texts(PROMPTS, CONDITIONS)

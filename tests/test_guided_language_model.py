@@ -16,10 +16,11 @@ from nado.exact import TabularModel, exact_log_q, exact_log_r, finish_log_r
 from nado.following import TabularFollower
 from nado.guidance import Guidance, guide_step
 from nado.guide import Conditions, Guide, GuideConfig
+from nado.guided import GuidedModel
 from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.huggingface.reading import HuggingFaceReader
-from nado.oracles import Keywords
+from nado.oracles import Keywords, Length, Oracle
 from nado.prefixes import PrefixReader
 from nado.prompts import Prompt
 from nado.proposals import Proposal, guided_mixture
@@ -115,6 +116,91 @@ def test_a_formula_over_guides() -> None:
     assert live[:, :-1].all()
     assert (found - expected)[live].abs().max() < 1e-4
     check_language_model(guided, PROMPTS, CONDITIONS)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_each_guide_of_a_formula_is_told_the_progress_of_its_own_oracle(swapped: bool) -> None:
+    reader = HuggingFaceReader(load("llama"))
+    several: list[tuple[Guide, Oracle]] = []
+    for seed, oracle in enumerate([Keywords(), Length(minimum=3)]):
+        choices: dict[str, Any] = {"progress_bits": 3 - 2 * seed, "named_parts": not seed}
+        own = {"oracle_fingerprint": oracle.fingerprint, "oracle_name": oracle.name}
+        several.append((random_guide(reader, seed, **choices, **own), oracle))
+    (first, keywords), (second, length) = several
+    joined = length & ~keywords if swapped else ~keywords & length
+    guidance = Guidance(exact_end=True)
+    guided = GuidedLanguageModel(reader.model, first & second, guidance=guidance, oracle=joined)
+    tokens = torch.randint(4, small_models.V, (3, LIMIT), generator=torch.Generator().manual_seed(1))
+    state = guided.start(PROMPTS, CONDITIONS)
+    alone = [GuidedLanguageModel(reader.model, guide, oracle=own) for guide, own in several]
+    states = [each.start(PROMPTS, CONDITIONS) for each in alone]
+    for position in range(LIMIT):
+        expected = sum(each.step.log_factor for each in states)
+        ends = torch.arange(small_models.V) == small_models.EOS
+        assert (state.step.log_factor - expected)[:, ~ends].nan_to_num(0, 0, 0).abs().max() < 1e-4
+        prefixes = guided.decode(tokens[:, :position].tolist())
+        may_end = state.step.log_factor[:, small_models.EOS] == 0
+        assert may_end.tolist() == joined(CONDITIONS, prefixes).tolist()
+        state = guided.step(state, tokens[:, position])
+        states = [one.step(own, tokens[:, position]) for one, own in zip(alone, states, strict=True)]
+    assert guided.prefixes is not None
+    assert guided.prefixes.calls > 0
+    # transformers' generate is told the same
+    model = GuidedModel(reader.model, first & second, guidance=guidance, oracle=joined)
+    output = model.generate(
+        prompts=PROMPTS, conditions=CONDITIONS, output_logits=True, return_dict_in_generate=True
+    )
+    written = output.sequences[:, -len(output.logits) :]
+    trace = model.inspect(PROMPTS, CONDITIONS, written.tolist())
+    logits = torch.stack(output.logits, dim=1).log_softmax(-1)
+    found = logits.gather(-1, written[..., None]).squeeze(-1)[:, : trace.log_q.shape[1]]
+    assert (found - trace.log_q)[trace.log_q != 0].abs().max() < 1e-4
+
+
+def test_a_guide_is_told_of_the_part_of_an_oracle_that_it_was_trained_for() -> None:
+    reader = HuggingFaceReader(load("llama"))
+    keywords, length = Keywords(), Length(minimum=3)
+    guide = random_guide(reader, progress_bits=3, oracle_fingerprint=keywords.fingerprint)
+    stricter = GuidedLanguageModel(reader.model, guide, oracle=length & keywords)
+    alone = GuidedLanguageModel(reader.model, guide, oracle=keywords)
+    tokens = torch.randint(4, small_models.V, (3, LIMIT), generator=torch.Generator().manual_seed(1))
+    lengths = torch.full((3,), LIMIT)
+    found = stricter.score(PROMPTS, tokens, lengths, CONDITIONS)
+    assert torch.equal(found, alone.score(PROMPTS, tokens, lengths, CONDITIONS))
+    nameless = random_guide(reader, progress_bits=1)
+    with pytest.raises(MismatchError) as raised:
+        GuidedLanguageModel(reader.model, guide & nameless, oracle=length & keywords)
+    assert str(raised.value) == (
+        "expected guides trained for parts of (length & keywords), whose progress they are told; found one "
+        "that does not say what it was trained for. Join the oracles they were trained for; a guide's own is "
+        "its config's oracle_fingerprint."
+    )
+
+
+def test_a_row_at_its_last_position_is_rewound_to_where_it_was() -> None:
+    """A condition and the limit fill the guide's cache exactly: looked at twice, the last row is the same."""
+    reader = HuggingFaceReader(load("llama"))
+    guide = random_guide(reader)
+    guided = GuidedLanguageModel(reader.model, guide)
+    condition = " ".join(["dog"] * (16 - LIMIT))
+    assert len(reader.encode_conditions([condition])[0]) + LIMIT == 16
+    state = guided.start(["the dog"] * 2, [condition] * 2)
+    for token in range(4, 4 + LIMIT - 1):
+        state = guided.step(state, torch.tensor([token, token]))
+    before = state.log_p[0].clone()
+    state = guided.refill(state, torch.tensor([1]), ["the dog"], [condition])
+    assert torch.equal(state.log_p[0], before)
+
+
+def test_a_negated_norm_guide_leaves_every_text_within_reach() -> None:
+    """R of a norm head is never 1: ~R is never 0 where p is not, so weights see all of p's texts."""
+    reader = HuggingFaceReader(load("llama", completion="limit"))
+    guide = random_guide(reader, head="norm")
+    torch.nn.init.constant_(guide.head.bias.bias, 5.0)
+    state = GuidedLanguageModel(reader.model, ~guide).start(PROMPTS, CONDITIONS)
+    assert (guide_one := GuidedLanguageModel(reader.model, guide).start(PROMPTS, CONDITIONS)).step is not None
+    assert guide_one.step.log_factor.max() > -1e-5  # clamped somewhere
+    assert not (state.log_p.isneginf() & ~state.log_p_base.isneginf()).any()
 
 
 def test_a_negated_guide_lets_no_text_go_on_past_the_limit() -> None:

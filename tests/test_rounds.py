@@ -1,7 +1,7 @@
 """Training in rounds: a rare oracle is learned with samples of which plain training makes nothing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from guide_quality import Quality, measure
-from nado.errors import InputError
+from nado.errors import InputError, MismatchError
 from nado.exact import TabularModel, exact_log_r_start, prefix_count
 from nado.guide import Guide, GuideConfig
 from nado.oracles.partly import Partly
@@ -150,7 +150,9 @@ SHORT = TrainingConfig(steps=12, batch_size=64, learning_rate=1e-2, save_every=5
 CONFIG = RoundsConfig(samples=(60, 30), seed=1)
 
 
-def small_run(folder: Path, **choices: Any) -> tuple[Guide, list[RoundSummary]]:
+def small_run(
+    folder: Path, config: RoundsConfig = CONFIG, **choices: Any
+) -> tuple[Guide, list[RoundSummary]]:
     model = TabularModel.random(["x", "y"], vocabulary_size=4, length_limit=4, seed=5)
     reader = TabularReader(model, ["x", "y", "a", "b"])
     with torch.random.fork_rng():
@@ -168,7 +170,7 @@ def small_run(folder: Path, **choices: Any) -> tuple[Guide, list[RoundSummary]]:
             )
         ).attach(reader)
     prompts = [Prompt("x", "x"), Prompt("y", "y")]
-    found = train_in_rounds(guide, reader, Letters(), prompts, folder, CONFIG, SHORT, **choices)
+    found = train_in_rounds(guide, reader, Letters(), prompts, folder, config, SHORT, **choices)
     return guide, found
 
 
@@ -195,6 +197,12 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -
     resumed, _ = small_run(tmp_path / "parts")
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_a_folder_trained_without_a_warm_up_is_not_taken_for_one_with(tmp_path: Path) -> None:
+    small_run(tmp_path)
+    with pytest.raises(MismatchError, match="another guide or config"):
+        small_run(tmp_path, replace(CONFIG, warm_up_steps=4))
 
 
 def test_a_curriculum_asks_for_more_parts_round_by_round(tmp_path: Path) -> None:

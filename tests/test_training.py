@@ -159,9 +159,12 @@ def test_a_folder_of_another_run_is_refused(tabular: tuple[TabularReader, Sample
     with pytest.raises(MismatchError) as caught:
         train(fresh_guide(reader), reader, data, TrainingConfig(steps=2, batch_size=8), folder=tmp_path)
     assert str(caught.value) == (
-        f"expected {tmp_path} to hold this same training run; found another config or other samples. "
-        "Choose another folder, or delete this one."
+        f"expected {tmp_path} to hold this same training run; found another guide or config, or other "
+        "samples. Choose another folder, or delete this one."
     )
+    for guide in (fresh_guide(reader, head="norm"), fresh_guide(reader, shape_only=True)):
+        with pytest.raises(MismatchError, match="another guide or config"):
+            train(guide, reader, data, TrainingConfig(steps=1, batch_size=8), folder=tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "t5"])

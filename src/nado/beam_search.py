@@ -19,12 +19,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nado.composition import require_probability
 from nado.drawing import DrawingError
 from nado.errors import InputError, require_at_least
+from nado.following import GuideFollower
 from nado.guidance import Guidance
 from nado.guided_language_model import GuidedLanguageModel, GuidedState
 from nado.language_model import LanguageModel, has_fixed_rows
 from nado.prompts import Prompt
+
+_RANKED = "by which beams rank prefixes"
 
 
 class SearchedText(NamedTuple):
@@ -70,6 +74,8 @@ def search_beams(
     require_at_least(1, beams=beams, count=count, batch_size=batch_size)
     if isinstance(model, GuidedLanguageModel):
         require_searchable(model.guidance)
+        for guide in model.follower.guides if isinstance(model.follower, GuideFollower) else ():
+            require_probability(guide, _RANKED, "Train it further, or search q: generate(num_beams=…).")
     found: list[list[SearchedText]] = []
     tokens = 0
     size = max(1, batch_size // beams)

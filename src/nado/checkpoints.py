@@ -103,7 +103,7 @@ class Checkpoints:
         if latest.pop("run") != self.digest:
             raise MismatchError(
                 f"{self.folder} to hold this same training run",
-                "another config or other samples",
+                "another guide or config, or other samples",
                 "Choose another folder, or delete this one.",
             )
         tensors = load_file(self.folder / latest.pop("file"))

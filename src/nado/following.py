@@ -17,6 +17,7 @@ from nado.guide import Conditions, Guide, Known, round_up
 from nado.huggingface.shared import weights_digest
 from nado.huggingface.slot_cache import SlotCache, stack_states
 from nado.oracles.protocol import Oracle
+from nado.prefixes import told_by
 
 StateT = TypeVar("StateT")
 
@@ -84,7 +85,8 @@ class GuideFollower:
     def __init__(self, formula: Composable, oracle: Oracle | None = None, *, rounding: int = 1) -> None:
         """Conditions are padded to multiples of `rounding` tokens: their tensors then have few shapes."""
         self.formula, self.guides, self._rounding = formula, leaves(formula), rounding
-        self._names = None if oracle is None else oracle.progress_names
+        # Each guide is told the progress of its own oracle.
+        self._oracles = None if oracle is None else told_by(self.guides, oracle)
         for guide in self.guides:
             if guide.reader is None:
                 raise InputError(
@@ -94,8 +96,17 @@ class GuideFollower:
 
     @property
     def progress_bits(self) -> int:
-        """As many as the most demanding guide was trained with."""
-        return max(int(guide.config.progress_bits) for guide in self.guides)
+        """Those of all guides, side by side."""
+        return sum(self._bits)
+
+    @property
+    def told(self) -> list[tuple[Oracle, int]]:
+        """The oracle of each guide, and how many bits of its progress the guide is told."""
+        return list(zip(self._oracles or [], self._bits, strict=False))
+
+    @property
+    def _bits(self) -> list[int]:
+        return [int(guide.config.progress_bits) for guide in self.guides]
 
     @property
     def fingerprint(self) -> str:
@@ -107,8 +118,8 @@ class GuideFollower:
     def start(self, prompts: Sequence[str], conditions: Sequence[str]) -> list[_Rows]:
         """Read the conditions."""
         rows = []
-        for guide in self.guides:
-            known, keys, lengths = self._read(guide, conditions)
+        for number, guide in enumerate(self.guides):
+            known, keys, lengths = self._read(number, conditions)
             slots = None
             if keys is not None:
                 slots = SlotCache.empty(keys, len(conditions), self._width(guide, known))
@@ -130,8 +141,8 @@ class GuideFollower:
     ) -> list[_Rows]:
         """Read new conditions into the given rows."""
         filled = []
-        for guide, each in zip(self.guides, state, strict=True):
-            known, keys, lengths = self._read(guide, conditions)
+        for number, (guide, each) in enumerate(zip(self.guides, state, strict=True)):
+            known, keys, lengths = self._read(number, conditions)
             slots = each.slots
             if slots is not None:
                 assert keys is not None
@@ -144,7 +155,14 @@ class GuideFollower:
     @torch.no_grad()
     def log_r(self, state: list[_Rows], standing: Standing) -> Tensor:
         """log R of the formula."""
-        parts = [self._follow(guide, each, standing) for guide, each in zip(self.guides, state, strict=True)]
+        first, parts = 0, []
+        for guide, each, bits in zip(self.guides, state, self._bits, strict=True):
+            progress = None
+            if bits:
+                assert standing.progress is not None
+                progress = standing.progress[:, None, first : first + bits]
+            first += bits
+            parts.append(self._follow(guide, each, standing, progress))
         log_r = combine(self.formula, parts)
         config = self.guides[0].config
         if config.completion == "limit" or not isinstance(self.formula, Composition):
@@ -157,10 +175,12 @@ class GuideFollower:
             if each.slots is not None:
                 each.slots.lengths.sub_(1)
 
-    def _read(self, guide: Guide, conditions: Sequence[str]) -> tuple[Known, Tensor | None, Tensor]:
+    def _read(self, number: int, conditions: Sequence[str]) -> tuple[Known, Tensor | None, Tensor]:
         """What a guide knows of conditions, their keys and values, and their lengths."""
+        guide, names = self.guides[number], None
         assert guide.reader is not None
-        names = self._names if guide.config.named_parts else None
+        if guide.config.named_parts and self._oracles is not None:
+            names = self._oracles[number].progress_names
         encoded = Conditions.encode(guide.reader, conditions, names)
         if self._rounding > 1:
             encoded = encoded.rounded(self._rounding, guide.config.progress_bits)
@@ -173,18 +193,14 @@ class GuideFollower:
         return known, stack_states(cache), lengths
 
     def _width(self, guide: Guide, known: Known) -> int:
-        needed = known.mask.shape[1] + guide.config.length_limit
+        # One column to spare: where a row is held back at its last position it could not be rewound.
+        needed = known.mask.shape[1] + guide.config.length_limit + 1
         return round_up(int(needed), _WIDTH_STEP)
 
-    def _follow(self, guide: Guide, rows: _Rows, standing: Standing) -> Tensor:
+    def _follow(self, guide: Guide, rows: _Rows, standing: Standing, progress: Tensor | None) -> Tensor:
         assert guide.reader is not None
-        bits, limit = guide.config.progress_bits, guide.config.length_limit
         states = None if guide.config.reads == "tokens" else guide.reader.current(standing.base)[:, None]
-        progress = None
-        if bits:
-            assert standing.progress is not None
-            progress = standing.progress[:, None, :bits]
-        left = (limit - standing.generated).clamp(min=0)[:, None]
+        left = (guide.config.length_limit - standing.generated).clamp(min=0)[:, None]
         text = guide.text_inputs(rows.known, states, standing.last_tokens[:, None], left, progress)
         if rows.slots is None:
             features = guide.follow(rows.known, text)

@@ -157,6 +157,11 @@ def _going_on(log_p: Tensor, ends: Tensor) -> Tensor:
     return torch.where(torch.isneginf(rest), log_p, others - rest)
 
 
+def chance(step: GuidedStep, log_p: Tensor, log_r: Tensor, guidance: Guidance) -> Tensor:
+    """log Σ_v p(v) R(v): how likely success still is, whatever is made of R to decode with."""
+    return step.log_s if guidance.plain else expected_log_r(log_p, log_r)
+
+
 def begin_soft(log_p: Tensor, log_r: Tensor, guidance: Guidance) -> SoftCoefficients | None:
     """The coefficients of a soft rate, from the first step of each text; None where none is asked for."""
     if not guidance.soft:

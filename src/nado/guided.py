@@ -26,9 +26,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from nado.beam_search import search_beams
 from nado.composition import Composable, Composition, combine, leaves
-from nado.decomposition import SoftCoefficients, close_at_limit, expected_log_r
+from nado.decomposition import SoftCoefficients, close_at_limit
 from nado.errors import InputError
-from nado.guidance import Guidance, GuidedStep, begin_soft, guide_step
+from nado.guidance import Guidance, begin_soft, chance, guide_step
 from nado.guide import Guide, GuideConfig
 from nado.guide_cache import add_guide_layers, guide_caches, is_static
 from nado.guide_files import load_guide
@@ -41,7 +41,7 @@ from nado.huggingface.reading import HuggingFaceReader
 from nado.huggingface.shared import require_list
 from nado.oracles.loading import saved_oracle
 from nado.oracles.protocol import Oracle
-from nado.prefixes import PrefixReader
+from nado.prefixes import JointReader
 from nado.prompts import pair_prompts
 from nado.steering import Positions, Steering
 from nado.tiny import locate_guide
@@ -247,7 +247,7 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         finished: list[bool],
         dead_ends: list[bool],
         guidance: Guidance,
-        prefixes: PrefixReader | None,
+        prefixes: JointReader | None,
     ) -> GuidedTexts:
         """Texts with what the oracle says of them, and what asking it on the way has cost."""
         texts = self.base.decode(rows)
@@ -411,6 +411,13 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
         # An assistant is not guided, and must not be given (nor copy) what guides this model.
+        steering: Steering = kwargs["model_kwargs"][_GUIDING]
+        if steering.guidance.floor:
+            raise InputError(
+                "no floor with an assistant",
+                f"a floor of {steering.guidance.floor:g}",
+                "A row could be given up for tokens that are taken back again: leave one of the two out.",
+            )
         given = {name: value for name, value in kwargs["model_kwargs"].items() if name != _GUIDING}
         parent: Any = super()
         return parent._get_candidate_generator(*args, **(kwargs | {"model_kwargs": given}))
@@ -480,9 +487,12 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         left = (self.base.length_limit - positions.generated).clamp(min=0).expand(len(states), -1)
         caches = guide_caches(cache, self.guides)
         each = zip(self.guides, positions.known, positions.matrices, caches, strict=True)
+        first = 0  # bit of progress that is for the next guide
         for guide, known, matrix, own in each:
-            bits = guide.config.progress_bits
-            progress = positions.progress[..., :bits] if bits and positions.progress is not None else None
+            bits, progress = guide.config.progress_bits, None
+            if bits and positions.progress is not None:
+                progress = positions.progress[..., first : first + bits]
+            first += bits
             text = guide.text_inputs(known, states, positions.last_tokens, left, progress)
             if positions.first:
                 guide.read_conditions(known, own)
@@ -526,7 +536,7 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         step = guide_step(log_p, log_r, guidance, soft=soft, stops=stops, eos_id=eos_id)
         if positions.live is None or positions.dead_ends is None:
             return step.log_q
-        dead = _chance(step, log_p, log_r, guidance) < math.log(guidance.floor)
+        dead = chance(step, log_p, log_r, guidance) < math.log(guidance.floor)
         live = positions.live[:, -kept:]
         positions.dead_ends.logical_or_((dead.view(live.shape) & live).any(dim=1))
         ended = torch.full_like(step.log_q, -math.inf)
@@ -582,11 +592,6 @@ def _scores(guide: Guide, features: Tensor, matrix: Tensor | None) -> Scores:
     if matrix is None:
         return guide.scores(features)
     return Scores(guide.head.vector(features), guide.head.bias(features).squeeze(-1).float(), matrix)
-
-
-def _chance(step: GuidedStep, log_p: Tensor, log_r: Tensor, guidance: Guidance) -> Tensor:
-    """log Σ p R: how likely success still is."""
-    return step.log_s if guidance.plain else expected_log_r(log_p, log_r)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from nado.composition import Composable
 from nado.decomposition import SoftCoefficients
 from nado.errors import InputError, MismatchError
 from nado.following import Follower, GuideFollower, Standing
-from nado.guidance import Guidance, GuidedStep, begin_soft, guide_step, require_scale
+from nado.guidance import Guidance, GuidedStep, begin_soft, chance, guide_step, require_scale
 from nado.language_model import (
     Completion,
     LanguageModel,
@@ -30,7 +30,7 @@ from nado.language_model import (
     is_refillable,
 )
 from nado.oracles.protocol import Oracle
-from nado.prefixes import PrefixReader
+from nado.prefixes import JointReader
 
 
 @dataclass(eq=False)
@@ -47,6 +47,7 @@ class GuidedState:
     soft: Tensor | None  # (B, 2) log α and log β of each row
     now: GuidedStep | None = None  # made when it is first asked for
     base_log_p: Tensor | None = None  # (B, V), made with it
+    log_r: Tensor | None = None  # (B, V) of the guide, before strength, doubt and rate; made with it
 
     @property
     def log_p(self) -> Tensor:
@@ -67,6 +68,13 @@ class GuidedState:
         assert self.step is not None
         assert self.base_log_p is not None
         return self.base_log_p
+
+    @property
+    def log_chance(self) -> Tensor:
+        """log of how likely success still is by the guide: (B,)."""
+        step, log_p = self.step, self.log_p_base
+        assert self.log_r is not None
+        return chance(step, log_p, self.log_r, self.owner.guidance)
 
 
 class GuidedLanguageModel(OverBase):
@@ -93,7 +101,10 @@ class GuidedLanguageModel(OverBase):
         bits = self.follower.progress_bits
         self._asks = self.guidance.exact_end or bits > 0
         _require_oracle(self.guidance, oracle, bits, base.completion)
-        self.prefixes = None if oracle is None else PrefixReader(oracle, base.decode, bits)
+        self.prefixes = None
+        if oracle is not None:
+            told = self.follower.told if isinstance(self.follower, GuideFollower) else [(oracle, bits)]
+            self.prefixes = JointReader(oracle, told, base.decode, ends=self.guidance.exact_end)
 
     @property
     def refillable(self) -> bool:
@@ -142,7 +153,7 @@ class GuidedLanguageModel(OverBase):
         state.generated = state.generated + 1
         state.done = state.done | (tokens == self.eos_id) | (state.generated >= self.length_limit)
         state.base = self.base.step(state.base, tokens)
-        state.now = state.base_log_p = None
+        state.now = state.base_log_p = state.log_r = None
         return state
 
     @torch.no_grad()
@@ -160,6 +171,7 @@ class GuidedLanguageModel(OverBase):
             soft=None if state.soft is None else state.soft[rows],
             now=now,
             base_log_p=None if state.base_log_p is None else state.base_log_p[rows],
+            log_r=None if state.log_r is None else state.log_r[rows],
         )
 
     @torch.no_grad()
@@ -173,7 +185,7 @@ class GuidedLanguageModel(OverBase):
         """Start `prompts` in `rows`; the other rows go on where they are."""
         if state.now is not None:  # looked at before they were refilled: all rows are looked at again
             self.follower.rewind(state.followed)
-            state.now = state.base_log_p = None
+            state.now = state.base_log_p = state.log_r = None
         conditions = list(prompts if conditions is None else conditions)
         state.base = cast(Refillable[Any], self.base).refill(state.base, rows, prompts, conditions)
         state.followed = self.follower.refill(state.followed, rows, prompts, conditions)
@@ -230,7 +242,7 @@ class GuidedLanguageModel(OverBase):
         log_r = self.follower.log_r(state.followed, standing)
         soft = self._soften(state, log_p, log_r)
         state.now = guide_step(log_p, log_r, self.guidance, soft=soft, stops=stops, eos_id=self.eos_id)
-        state.base_log_p = log_p
+        state.base_log_p, state.log_r = log_p, log_r
 
     def _ask(self, state: GuidedState) -> tuple[Tensor | None, Tensor | None]:
         """What the oracle says of the rows that are still being written."""

@@ -32,6 +32,9 @@ Matrix = Literal["tied", "low_rank", "own"]
 _CHUNK_ENTRIES = 2**27
 _CHUNK_ENTRIES_CPU = 2**20
 
+# The highest log R of a norm head, which could reach 0: then ~R would be 0, and q would miss texts for good.
+_SURE = -1e-6
+
 
 def chunk_rows(vocabulary: int, device: torch.device) -> int:
     """How many positions are summed over the vocabulary at a time."""
@@ -116,7 +119,7 @@ class Head(nn.Module):
         if self.kind == "sigmoid":
             log_odds = logits + scores.biases[:, None]
             return logsigmoid(log_odds if mend is None else mend(log_odds))
-        log_r = _norm_log_r(logits, scores.biases, log_p).clamp(max=0.0)
+        log_r = _norm_log_r(logits, scores.biases, log_p).clamp(max=_SURE)
         return log_r if mend is None else logsigmoid(mend(log_r - log_one_minus(log_r)))
 
     def reduce(
@@ -287,7 +290,7 @@ def _plain_norm_sums(
 def _norm_step(s: Tensor, named: Tensor, sums: Sums, at_limit: Tensor, impossible: Tensor) -> Step:
     # At step L p puts all the mass that can still succeed on EOS.
     log_sum = torch.where(at_limit, sums.log_p_eos + named[:, 1], sums.first)
-    log_r = ((logsigmoid(s) - log_sum)[:, None] + named).clamp(max=-1e-6)
+    log_r = ((logsigmoid(s) - log_sum)[:, None] + named).clamp(max=_SURE)
     log_not_r = torch.log(-torch.expm1(log_r)).masked_fill(impossible, 0.0)
     log_r = log_r.masked_fill(impossible, -torch.inf)
     excess = torch.where(at_limit, 0.0, sums.second)

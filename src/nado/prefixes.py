@@ -5,15 +5,18 @@ Training reads the same from labels on disk (`sample_labels.py`); both go throug
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nado.errors import InputError
-from nado.oracles.protocol import Oracle
+from nado.errors import InputError, MismatchError
+from nado.oracles.protocol import Combination, Not, Oracle
+
+if TYPE_CHECKING:
+    from nado.guide import Guide
 
 _REMEMBERED = 2**16  # prefixes whose answers are kept
 
@@ -71,3 +74,85 @@ class PrefixReader:
         self.calls += len(fresh)
         for key, own, stop in zip(fresh, bits, stops.tolist(), strict=True):
             self._answers[key] = (own, stop)
+
+
+class JointReader:
+    """Asks for several guides at once: each is told the progress of its own oracle, one after the other.
+
+    Whether a text may end is for `oracle`. Guides that are told the same share its answers.
+    """
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        told: Sequence[tuple[Oracle, int]],
+        decode: Callable[[Sequence[Sequence[int]]], list[str]],
+        *,
+        ends: bool,
+    ) -> None:
+        """`told` are an oracle and a number of bits for each guide; `ends`: whether ends are asked for."""
+        readers: dict[tuple[int, int], PrefixReader] = {}
+        self._told: list[PrefixReader] = []
+        for own, bits in told:
+            if bits:
+                self._told.append(readers.setdefault((id(own), bits), PrefixReader(own, decode, bits)))
+        self.bits = sum(each.bits for each in self._told)
+        of_oracle = [each for each in readers.values() if each.oracle is oracle]
+        self._ends = next(iter(of_oracle), PrefixReader(oracle, decode)) if ends else None
+        others = [] if self._ends is None or of_oracle else [self._ends]
+        self._readers = [*readers.values(), *others]
+
+    @property
+    def calls(self) -> int:
+        """Prefixes that oracles were asked about."""
+        return sum(each.calls for each in self._readers)
+
+    @property
+    def seconds(self) -> float:
+        """Spent on answers."""
+        return sum(each.seconds for each in self._readers)
+
+    def read(self, conditions: Sequence[str], tokens: Sequence[Sequence[int]]) -> PrefixAnswers:
+        """Progress, all guides' side by side, and stop labels of each prefix, on the CPU."""
+        answers = {id(each): each.read(conditions, tokens) for each in self._readers}
+        progress = [answers[id(each)].progress for each in self._told]
+        nothing = torch.empty(len(tokens), 0, dtype=torch.int8)
+        stops = (
+            torch.ones(len(tokens), dtype=torch.bool) if self._ends is None else answers[id(self._ends)].stops
+        )
+        return PrefixAnswers(torch.cat([nothing, *progress], dim=1), stops)
+
+
+def told_by(guides: "Sequence[Guide]", oracle: Oracle) -> list[Oracle]:
+    """Whose progress each guide of a formula is told: of the part of `oracle` it was trained for, or of all.
+
+    A combination's progress is that of its members, one after the other, which is what a guide for all of it
+    has learned to read; a guide for one of them has not.
+    """
+    inner = oracle
+    while isinstance(inner, Not):  # whose progress is that of what it negates
+        inner = inner.operand
+    if not isinstance(inner, Combination):
+        return [oracle] * len(guides)
+    known = {part.fingerprint: part for part in reversed(_parts(oracle))}
+    found = [known.get(guide.config.oracle_fingerprint) for guide in guides]
+    lost = [
+        guide
+        for guide, part in zip(guides, found, strict=True)
+        if part is None and (guide.config.progress_bits or guide.config.named_parts)
+    ]
+    if lost and len(guides) > 1:
+        name = lost[0].config.oracle_name
+        raise MismatchError(
+            f"guides trained for parts of {oracle.name}, whose progress they are told",
+            f"one trained for {name}" if name else "one that does not say what it was trained for",
+            "Join the oracles they were trained for; a guide's own is its config's oracle_fingerprint.",
+        )
+    return [oracle if part is None else part for part in found]
+
+
+def _parts(oracle: Oracle) -> list[Oracle]:
+    """An oracle and everything that it is made of."""
+    inner = oracle.members if isinstance(oracle, Combination) else ()
+    inner = (oracle.operand,) if isinstance(oracle, Not) else inner
+    return [oracle, *(part for each in inner for part in _parts(each))]

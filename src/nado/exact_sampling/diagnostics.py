@@ -15,6 +15,8 @@ from nado.metrics.resampling import DEFAULT, FloatArray, Resampling
 from nado.metrics.shares import share
 from nado.proposals import ESS_SHARE
 
+_UNSEEN = "at target rate 0 no text is to satisfy: they say nothing of R(x)"
+
 
 @dataclass(frozen=True)
 class Diagnostics:
@@ -54,7 +56,7 @@ def diagnose(
     return Diagnostics(
         satisfied=share("satisfied", weighted.satisfied.numpy(), groups, method="share of texts of q"),
         ess=effective_samples(log_weights, groups),
-        r_start=_measure_mean("Pr_p[C]", weighted.hard_log_weights.numpy(), groups, resampling),
+        r_start=_measure_r_start(weighted, groups, resampling),
         log_r_start=_measure_log_r_start(weighted, resampling),
         mean_weight=_measure_mean("mean weight", log_weights, groups, resampling),
         kl_to_target=kl_to_target(log_weights, groups, resampling),
@@ -81,9 +83,20 @@ def _measure_mean(
     )
 
 
+def _measure_r_start(weighted: WeightedTexts, groups: list[int] | None, resampling: Resampling) -> Measure:
+    """R(x), averaged over prompts."""
+    name = "Pr_p[C]"
+    if not weighted.covering:
+        return Measure(name, None, len(weighted), unit="share", note=_UNSEEN)
+    return _measure_mean(name, weighted.hard_log_weights.numpy(), groups, resampling)
+
+
 def _measure_log_r_start(weighted: WeightedTexts, resampling: Resampling) -> Measure:
     """log R(x) of one prompt by resampling its texts; of several the mean of the log of each estimate."""
-    name, estimates = "log R(x)", weighted.log_r_start
+    name = "log R(x)"
+    if not weighted.covering:
+        return Measure(name, None, len(weighted), unit="nats", note=_UNSEEN)
+    estimates = weighted.log_r_start
     lost = int(estimates.isneginf().sum())
     if lost:
         note = (

@@ -46,6 +46,7 @@ class WeightedTexts:
     log_s: Tensor  # (n, T) the normaliser of each step, 0 past the end
     base_tokens: int  # tokens that the base was run for, prompts apart
     independent: bool  # drawn one by one from q, so that log_weights = log_ratio + log_terminal
+    covering: bool = True  # whether q writes texts that satisfy: at target rate 0 it need not
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -68,6 +69,12 @@ class WeightedTexts:
     @property
     def hard_log_weights(self) -> Tensor:
         """Weights with C as their last factor, at a soft rate too: their mean estimates R(x): (n,)."""
+        if not self.covering:
+            raise InputError(
+                "texts drawn at a target rate above 0 to estimate R(x) from",
+                "target rate 0, at which none is to satisfy",
+                "Draw at another rate.",
+            )
         return torch.where(self.satisfied, self.log_weights - self.log_terminal, -math.inf)
 
     @property
@@ -172,6 +179,7 @@ def collect(
         log_s=writing.log_s[places, :longest].cpu(),
         base_tokens=base_tokens,
         independent=log_offset is None,
+        covering=writing.model.guidance.target_rate > 0,
     )
 
 

@@ -68,7 +68,7 @@ class Writing:
         self.tokens = torch.full((places, limit), model.eos_id, device=device)
         self.lengths = torch.zeros(places, dtype=torch.long, device=device)
         self.ended = torch.zeros(places, dtype=torch.bool, device=device)  # by EOS
-        self.dead = torch.zeros_like(self.ended)  # given up: S was 0, or below the floor
+        self.dead = torch.zeros_like(self.ended)  # given up: S was 0, or success less likely than the floor
         self.satisfied = torch.zeros_like(self.ended)
         self.log_ratio = torch.zeros(places, dtype=torch.float64, device=device)  # log p − log q so far
         self.log_s = torch.zeros(places, limit, device=device)
@@ -101,7 +101,9 @@ class Writing:
         """Draw one token for every text under way; returns the places of those that ended with it."""
         held, now = self.held, self.state.step
         holds = held != self.spare
-        lost = holds & (now.log_s.isneginf() | (now.log_s < self._log_floor))
+        lost = holds & now.log_s.isneginf()
+        if self._log_floor > -math.inf:
+            lost |= holds & (self.state.log_chance < self._log_floor)
         live = holds & ~lost
         token = sample(now.log_q, uniforms(self.seed, self.numbers[held], self.lengths[held]))
         token = torch.where(live, token, self.model.eos_id)

@@ -13,6 +13,8 @@ from nado.serving.schema import ChatRequest, CompletionRequest, Message, Setting
 from nado.serving.voices import Member, Voice, as_oracle_error
 from nado.study.sections import fill_template
 
+_COLDEST = 1e-6  # a temperature below it is 0: numbers divided by less overflow
+
 
 def read_completion(asked: CompletionRequest, engine: Engine, seed: int) -> Job:
     """A job from a completion request."""
@@ -97,7 +99,7 @@ def _make(
         seed=seed,
         max_tokens=limit if max_tokens is None else min(limit, max_tokens),
         stops=asked.stops,
-        temperature=asked.temperature,
+        temperature=asked.temperature if asked.temperature >= _COLDEST else 0.0,
         top_p=asked.top_p,
         verified=asked.verified,
         judged=asked.return_guidance and _can_judge(members),

@@ -87,7 +87,6 @@ class VoicedState(GuidedState):
     plausibles: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B,)
     doubting: bool = False  # whether any row ever had a doubt: known without asking a GPU
     choosing: bool = False  # whether any row ever was to write plausible tokens alone
-    log_r: Tensor | None = None  # (B, V) of all guides together, before strength and rate
     failures: dict[int, Exception] = field(default_factory=dict)  # rows that cannot go on, and why
 
     def speak(self, rows: Tensor, voices: Sequence[Voice]) -> None:
@@ -208,7 +207,6 @@ class VoicedModel(GuidedLanguageModel):
         """The given rows, in that order."""
         assert isinstance(state, VoicedState)
         own: dict[str, Any] = {name: getattr(state, name)[rows] for name in _ROWS}
-        own["log_r"] = None if state.log_r is None else state.log_r[rows]
         failures = {
             new: state.failures[old] for new, old in enumerate(rows.tolist()) if old in state.failures
         }
