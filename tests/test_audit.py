@@ -130,7 +130,18 @@ def test_an_oracle_that_raises_or_scores_is_a_finding():
     assert (failed(found), found.satisfied) == ({"one boolean a text"}, None)
     assert "Return a bool; compare a score with a threshold first." in found.findings[0].message
     found = audit(lambda text: 1 / 0 > 1, TEXTS)
-    assert found.findings[0].message == "ZeroDivisionError: division by zero"
+    assert found.findings[0].message.startswith(
+        "expected an answer from the oracle <lambda>; found ZeroDivisionError: division by zero for the text "
+        f"{TEXTS[0]!r}. Mend it"
+    )
+
+
+def test_an_oracle_that_reads_conditions_and_is_given_none_is_a_finding():
+    both = audit(oracle(lambda condition, text: condition in text), TEXTS)
+    assert both.finding("conditions").status == "warn"
+    assert "give the conditions, too" in both.finding("conditions").message
+    given = audit(oracle(lambda condition, text: condition in text), TEXTS, ["the"] * len(TEXTS))
+    assert "conditions" not in {finding.check for finding in given.findings}
 
 
 def test_an_oracle_that_fails_on_an_empty_text_is_caught():

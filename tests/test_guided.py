@@ -24,12 +24,13 @@ from nado.guidance import Guidance, guide_step
 from nado.guide import Guide, GuideConfig
 from nado.guide_cache import GuideLayer
 from nado.guide_files import save_guide
-from nado.guided import GuidedModel, GuidedText, load
+from nado.guided import GuidedModel, GuidedText
 from nado.guided_language_model import GuidedLanguageModel
 from nado.heads import Scores
 from nado.huggingface import CausalModel, EncoderDecoderModel, load_model
 from nado.huggingface.reading import HuggingFaceReader
 from nado.oracles import Keywords
+from nado.study.guides import load
 from nado.warpers import Warpers
 from random_guides import random_guide
 
@@ -626,8 +627,8 @@ def test_a_folder_is_all_it_takes(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         load(tmp_path / "nameless")
     assert str(error.value) == (
-        f"expected a guide that names its base; found none named in {tmp_path / 'nameless'}. "
-        "Say where the base is: load(path, base=...)."
+        f"expected a guide that names its base; found none in {tmp_path / 'nameless'}. "
+        "Name it: --base FOLDER, or load(…, base=…)."
     )
     assert isinstance(load(tmp_path / "nameless", base=folder, device="cpu"), GuidedModel)
 

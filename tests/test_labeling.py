@@ -45,6 +45,16 @@ def picky(text):
     return "a" in text
 
 
+@oracle(cheap=True)
+def ends_in_a_dot(text):
+    return text[-1] == "."
+
+
+@oracle
+def half_sure(text):
+    return 0.5
+
+
 @oracle
 def sleepy(text):
     if text == "bad":
@@ -174,6 +184,27 @@ def test_an_oracle_that_raises_is_named_with_its_text_and_earlier_batches_are_ke
     assert str(raised.value) == (
         "expected an answer from the oracle picky; found ValueError: cannot read this for the text 'bad' "
         "under the condition ''. Batches before it are kept; mend the oracle and run the same command again."
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_of_a_text_that_is_answered_the_prefix_that_fails_is_named(workers):
+    rows = Rows(["", ""], ["a dog.", "b"], np.ones(2, dtype=bool), [["a", "a dog"], ["", "b"]])
+    with pytest.raises(OracleError) as raised:
+        collect(label_batches(ends_in_a_dot, [rows], workers=workers), [])
+    assert raised.value.found == (
+        "IndexError: string index out of range for the prefix '' under the condition ''"
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_answer_that_is_no_boolean_is_named_once_and_with_what_to_do(workers):
+    with pytest.raises(OracleError) as raised:
+        collect(label_batches(half_sure, [rows_of(["a", "b"])], workers=workers), [])
+    assert str(raised.value) == (
+        "expected an answer from the oracle half_sure; found 0.5 (float) for the text 'a' under the "
+        "condition ''. Return a bool; compare a score with a threshold first. Batches before it are kept; "
+        "mend the oracle and run the same command again."
     )
 
 

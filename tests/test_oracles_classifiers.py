@@ -288,6 +288,11 @@ def test_every_oracle_that_rests_on_a_score_can_say_how_far_a_prefix_is(bert):
     assert named == several[0][1]
     with pytest.raises(InputError, match=r"expected steps between -1 and 1; found 5\. They are scores"):
         Sentiment("positive", steps=(0.05, 5))
+    for wrong in (0.5, "0.5", ["a"], [True]):
+        with pytest.raises(InputError, match="expected numbers as steps; found "):
+            load_oracle({"name": "sentiment", "sentiment": "positive", "steps": wrong})
+    with pytest.raises(InputError, match="expected steps in ascending order, each once"):
+        Sentiment("positive", steps=(0.5, 0.05))
 
 
 def test_oracles_without_steps_ask_what_they_asked_before_there_were_any():

@@ -15,13 +15,14 @@ import small_models
 from nado.cli import app
 from nado.errors import InputError, MismatchError, NadoError, StorageError
 from nado.guide import UNCALIBRATED
+from nado.huggingface import load_model
 from nado.options import option, read_options, required
 from nado.oracles.loading import names_python, saved_oracle
 from nado.prompts import Prompt
 from nado.rounds import RoundsConfig
 from nado.study import parse_study, read_study, run_study
 from nado.study.checking import check_study
-from nado.study.guides import hold_out, use_guide
+from nado.study.guides import hold_out, load, use_guide
 from nado.study.materials import read_tasks
 from nado.study.reading import SECTIONS, resolve_oracle, section_class
 from nado.study.running import Run
@@ -29,6 +30,7 @@ from nado.study.sections import BaseConfig, PromptsConfig
 from nado.study.stages import Stage, require_same
 from nado.study.systems import Written, read_texts, save_texts
 from nado.training import TrainingConfig
+from nado.warpers import Warpers
 
 WORDS = ["dog", "cat", "ball", "beach", "man", "woman", "park", "old", "red"]
 STUDY = """
@@ -154,6 +156,29 @@ def test_the_guide_loads_with_its_base_and_oracle(finished: tuple[Path, Path, di
     assert used.guide.config.named_parts
     assert used.guide.config.calibration != UNCALIBRATED
     assert 0 < used.guide.config.cut_share < 0.6
+
+
+def test_a_guides_folder_says_how_its_base_was_made(copied: Path, tmp_path: Path) -> None:
+    guide = copied.with_suffix("") / "train"
+    saved = json.loads((guide / "base.json").read_text())
+    assert load(guide).base.warpers == Warpers()
+    # another p is refused by the guide's own record of it, so the warpers have come from the folder
+    (guide / "base.json").write_text(json.dumps({**saved, "base": {**saved["base"], "top_k": 3}}))
+    with pytest.raises(MismatchError, match="warpers"):
+        load(guide)
+    table = {"name": "keywords", "inflections": False, "at_least": 1}
+    (guide / "base.json").write_text(json.dumps(saved))
+    assert load(guide, oracle=table).oracle == load(guide).oracle
+    with pytest.raises(InputError) as error:
+        load("keyword")
+    assert str(error.value) == (
+        "expected a guide in the folder keyword; found no config.json there. Give what nado train has "
+        "written, or an embedded guide. Did you mean keywords?"
+    )
+    with pytest.raises(InputError, match=f"Give {copied.with_suffix('')}/train."):
+        load(copied.with_suffix(""))
+    with pytest.raises(InputError, match="a base that can be loaded as 'nope'"):
+        load_model("nope", length_limit=8)
 
 
 def test_a_finished_study_is_reused_without_loading_the_base(
@@ -356,6 +381,26 @@ def test_every_mistake_in_a_file_is_found_at_once(tmp_path: Path) -> None:
             NEEDED.replace('file = "p.txt"', 'file = "p.txt"\nheld_out = 1'),
             "[prompts]: expected held_out of at least 0 and below 1; found 1.0. Try 0.1.",
         ),
+        (
+            NEEDED.replace('file = "p.txt"', 'file = "p.txt"\ntemplate = "{word} ="'),
+            "[prompts]: expected {condition} and {words} in the template; found {word}. Did you mean {words}",
+        ),
+        (
+            NEEDED.replace('name = "base"', 'name = "base"\ntop_p = 5'),
+            "[base]: expected top_p in (0, 1]; found 5. Use 1 to keep the whole vocabulary.",
+        ),
+        (
+            NEEDED.replace('name = "base"', 'name = "base"\ntemperature = 0'),
+            "[base]: expected a temperature above 0; found 0. Use 1 to leave p as it is.",
+        ),
+        (
+            NEEDED + "[train]\nlearning_rate = -1\n",
+            "[train]: expected learning_rate above 0; found -1. 3e-4 is usual for a rate, 1 for clip.",
+        ),
+        (
+            NEEDED + "[train]\nconsistency_weight = -1\n",
+            "[train]: expected consistency_weight of 0 or more; found -1. 0 leaves it out.",
+        ),
     ],
 )
 def test_a_mistake_says_where_it_is_and_what_to_do(tmp_path: Path, text: str, expected: str) -> None:
@@ -499,6 +544,36 @@ def test_a_stage_is_finished_only_with_its_files(tmp_path: Path) -> None:
     assert stage.standing() == "begun"
 
 
+def test_a_stage_that_failed_at_once_does_not_stand_in_the_way_of_a_mended_one(tmp_path: Path) -> None:
+    labels = tmp_path / "draw" / "labels"
+
+    def stage(oracle: str) -> Stage:
+        return Stage("label", tmp_path / "label", {}, {"oracle": oracle}, owned=(labels,))
+
+    def fail() -> dict[str, Any]:
+        labels.mkdir(parents=True)
+        (labels / "manifest.json").write_text("{}")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        stage("wrong").run(fail)
+    assert stage("mended").standing() == "changed"  # something was labelled
+    shutil.rmtree(labels)
+    assert stage("mended").standing() == "new"
+    stage("mended").run(dict)
+    assert stage("mended").standing() == "finished"
+    assert stage("wrong").standing() == "changed"
+
+
+def test_a_misspelled_base_is_mended_and_the_study_run(tmp_path: Path) -> None:
+    file = make_study(tmp_path, STUDY.replace('name = "base"', 'name = "bass"'))
+    with pytest.raises(InputError, match="a base that can be loaded as 'bass'"):
+        run_study(read_study(file), file.with_suffix(""), until="draw")
+    make_study(tmp_path)
+    assert checked(file) == []
+    run_study(read_study(file), file.with_suffix(""), until="draw")
+
+
 def test_force_deletes_only_what_was_made_from_something_else(tmp_path: Path) -> None:
     one = Stage("draw", tmp_path / "draw", {"seed": 1}, {})
     two = Stage("label", tmp_path / "label", {"seed": 1}, {}, owned=(tmp_path / "draw" / "labels",))
@@ -562,6 +637,11 @@ def test_a_check_finds_mistakes_of_every_kind_at_once(tmp_path: Path) -> None:
         "[train]: expected held-out texts, which patience needs; found held_out 0 in [data]. "
         "Try held_out = 0.1."
     ]
+    hidden = STUDY.replace("held_out = 0.25", "held_out = 1.2").replace("prompts.txt", "none.txt")
+    assert [each.split(";")[0] for each in checked(make_study(tmp_path, hidden))] == [
+        "[prompts]: expected held_out of at least 0 and below 1",
+        "[prompts]: expected a file of records",
+    ]
 
 
 def test_a_check_finds_oracles_that_do_not_import_and_conditions_they_do_not_take(tmp_path: Path) -> None:
@@ -576,6 +656,17 @@ def test_a_check_finds_oracles_that_do_not_import_and_conditions_they_do_not_tak
     ]
     (tmp_path / "mine.py").write_text("def long(text):\n    return len(text) > 9\n")
     assert checked(file) == []
+    slow = '[generate]\nexact_end = "on"\n'
+    assert checked(make_study(tmp_path, file.read_text() + slow)) == [
+        '[generate]: expected a cheap oracle, completion "eos" and target rate 1 for an exact end; found '
+        'long, which is not cheap, completion "eos" and target rate 1. Set exact_end = "off" in [generate].'
+    ]
+    make_study(tmp_path, file.read_text().removesuffix(slow))
+    (tmp_path / "mine.py").write_text("def long(text):\n    return text[-1] == '.'\n")
+    assert checked(file) == [
+        "[oracle]: expected an answer from the oracle long; found IndexError: string index out of range for "
+        "the text ''. Mend it: any text may come, the empty one too, and for a cheap oracle every prefix."
+    ]
     make_study(tmp_path)
     (tmp_path / "prompts.txt").write_text("dog\n,\n")
     assert checked(file) == [
@@ -591,6 +682,11 @@ def test_a_check_finds_prompts_that_are_too_long(tmp_path: Path) -> None:
         "[prompts]: expected prompts of at most 52 tokens; found 1 longer ones, the longest 81 tokens, "
         "beginning 'a dog, dog, dog, dog, dog, dog, dog, dog'. Shorten them, or lower length_limit."
     ]
+    make_study(tmp_path, STUDY.replace("length_limit = 12", "length_limit = 100000"))
+    assert checked(file) == [
+        "[prompts]: expected length_limit below the 64 tokens that the base reads at most; found 100000. "
+        "Lower length_limit: prompt and text have to fit together."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -600,6 +696,7 @@ def test_a_check_finds_prompts_that_are_too_long(tmp_path: Path) -> None:
         ("doubt = 0.1\ntarget_rate = 0.5", "expected no doubt with a target rate below 1"),
         ('target_rate = 0.5\nsearch = "beam"\nbeams = 8', "expected sampling for a target rate of 0.5"),
         ("strength = 2\ntarget_rate = 0.5", "expected strength 1 with a target rate below 1"),
+        ('exact_end = "on"\ntarget_rate = 0.5', 'expected a cheap oracle, completion "eos" and target'),
     ],
 )
 def test_a_check_finds_guidance_that_would_be_refused(tmp_path: Path, settings: str, expected: str) -> None:

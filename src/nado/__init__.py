@@ -35,7 +35,7 @@ _HOMES = {
     "guided_mixture": "nado.proposals",
     "import_samples": "nado.importing",
     "label_samples": "nado.sample_labels",
-    "load": "nado.guided",
+    "load": "nado.study.guides",
     "load_guide": "nado.guide_files",
     "load_model": "nado.huggingface",
     "load_oracle": "nado.oracles",
@@ -115,7 +115,7 @@ if TYPE_CHECKING:
     from nado.guidance import Guidance
     from nado.guide import Guide, GuideConfig
     from nado.guide_files import load_guide, save_guide
-    from nado.guided import GuidedModel, load
+    from nado.guided import GuidedModel
     from nado.guided_language_model import GuidedLanguageModel
     from nado.huggingface import CausalModel, EncoderDecoderModel, load_model
     from nado.huggingface.reading import HuggingFaceReader
@@ -128,6 +128,7 @@ if TYPE_CHECKING:
     from nado.rounds import RoundsConfig, curriculum, train_in_rounds
     from nado.sample_labels import label_samples
     from nado.samples import Samples, read_samples
+    from nado.study.guides import load
     from nado.trackers import training_bar
     from nado.training import TrainingConfig, train
     from nado.training_data import TrainingData, split_by_prompt

@@ -53,6 +53,16 @@ class MissingPackageError(NadoError, ImportError):
         )
 
 
+def unloadable(name: str, error: Exception) -> InputError:
+    """What to say of a base that transformers cannot load: it explains at length, so its first line."""
+    reason = str(error).strip().split("\n")[0][:200].rstrip(".")
+    return InputError(
+        f"a base that can be loaded as {name!r}",
+        f"the error: {reason}",
+        "Give a folder or .gguf file that is there, or a hub name that can be reached.",
+    )
+
+
 def require_at_least(least: int, **sizes: int | None) -> None:
     """Refuse sizes below `least`; those that were not given are None."""
     for name, size in sizes.items():

@@ -29,22 +29,20 @@ from nado.composition import Composable, Composition, combine, leaves
 from nado.decomposition import SoftCoefficients, close_at_limit
 from nado.errors import InputError
 from nado.guidance import Guidance, begin_soft, chance, guide_step
-from nado.guide import Guide, GuideConfig
+from nado.guide import Guide
 from nado.guide_cache import add_guide_layers, guide_caches, is_static
 from nado.guide_files import load_guide
 from nado.guided_language_model import GuidedLanguageModel, Trace
 from nado.heads import Scores
-from nado.huggingface import CausalModel, EncoderDecoderModel, load_model
+from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.huggingface.encoder_decoder import shift_to_left
 from nado.huggingface.output_layer import watch_inputs
 from nado.huggingface.reading import HuggingFaceReader
 from nado.huggingface.shared import require_list
-from nado.oracles.loading import saved_oracle
 from nado.oracles.protocol import Oracle
 from nado.prefixes import JointReader
 from nado.prompts import pair_prompts
 from nado.steering import Positions, Steering
-from nado.tiny import locate_guide
 
 log = logging.getLogger(__name__)
 
@@ -556,35 +554,6 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
             soft.log_alpha.copy_(made.log_alpha)
             soft.log_beta.copy_(made.log_beta)
         return SoftCoefficients(soft.log_alpha.repeat_interleave(kept), soft.log_beta.repeat_interleave(kept))
-
-
-def load(
-    path: str | Path,
-    *,
-    oracle: Oracle | None = None,
-    guidance: Guidance | None = None,
-    base: str | Path | None = None,
-    **options: Any,
-) -> GuidedModel:
-    """A guided model from a guide's folder: the base it names is loaded with the limit it was trained for.
-
-    The name of an embedded guide is a folder too: ``load("keywords")``. Where no `oracle` is given it is the
-    one the guide was trained for, if nado has it; a Python file that a guide names is not executed. `base` is
-    where the base lies, if not under its name; `options` go to `load_model`: device, dtype, warpers.
-    """
-    path = locate_guide(path)
-    config: Any = GuideConfig.from_pretrained(path, local_files_only=True)
-    if not (base or config.base_name):
-        raise InputError(
-            "a guide that names its base",
-            f"none named in {path}",
-            "Say where the base is: load(path, base=...).",
-        )
-    model = load_model(
-        base or config.base_name, length_limit=config.length_limit, completion=config.completion, **options
-    )
-    known = saved_oracle(path) if oracle is None else oracle
-    return GuidedModel.from_pretrained(model, path, oracle=known, guidance=guidance)
 
 
 def _scores(guide: Guide, features: Tensor, matrix: Tensor | None) -> Scores:

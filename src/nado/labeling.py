@@ -200,10 +200,9 @@ def _label_here(oracle: Oracle, rows: Rows, parts: bool) -> Labels:
             try:
                 return label_rows(oracle, row, parts)
             except Exception as error:
-                return Failure("raised", f"{type(error).__name__}: {error}")
+                return Failure.of(error)
 
-        failure = Failure("raised", f"{type(error).__name__}: {error}")
-        raise _blame(oracle, failure, rows, ask_alone, None) from error
+        raise _blame(oracle, Failure.of(error), rows, ask_alone, None) from error
 
 
 def _blame(
@@ -221,14 +220,27 @@ def _blame(
         hint = "No single text explains it: use smaller batches or a longer timeout. " + kept
     else:
         failure = alone
-        where = (
-            f"the text {shorten(rows.texts[culprit])} under the condition {shorten(rows.conditions[culprit])}"
-        )
-        hint = kept
+        what, text = _find_prefix(rows.part(slice(culprit, culprit + 1)), ask_alone)
+        # An oracle's own error may have named the text already.
+        named = failure.detail.removesuffix(f" for the text {shorten(text)}")
+        failure = failure._replace(detail=named)
+        where = f"{what} {shorten(text)} under the condition {shorten(rows.conditions[culprit])}"
+        hint = " ".join(part for part in (failure.hint, kept) if part)
     error = OracleError(f"an answer from the oracle {oracle.name}", f"{failure.detail} for {where}", hint)
     if failure.trace:
         error.add_note(failure.trace)
     return error
+
+
+def _find_prefix(row: Rows, ask_alone: Callable[[Rows], Labels | Failure]) -> tuple[str, str]:
+    """Whether it is a text itself that fails or, it being answered, the beginning of it that does."""
+    alone = np.ones(1, dtype=bool)
+    whole = Rows(row.conditions, row.texts, alone)
+    if row.prefixes is not None and not isinstance(ask_alone(whole), Failure):
+        for prefix in row.prefixes[0]:
+            if isinstance(ask_alone(Rows(row.conditions, [prefix], alone)), Failure):
+                return "the prefix", prefix
+    return "the text", row.texts[0]
 
 
 def _find_culprit(

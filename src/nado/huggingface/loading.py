@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from nado.errors import InputError, MissingPackageError
+from nado.errors import InputError, MissingPackageError, unloadable
 from nado.huggingface.attention import use_grouped_attention
 from nado.huggingface.causal import CausalModel
 from nado.huggingface.encoder_decoder import EncoderDecoderModel
@@ -84,8 +84,11 @@ def load_model(
     path = converted_gguf(Path(name)) if str(name).endswith(".gguf") else _existing(name)
     where = torch.device(device) if device is not None else _default_device()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
-    config = AutoConfig.from_pretrained(path, **options)
-    tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    try:
+        config = AutoConfig.from_pretrained(path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    except (OSError, ValueError) as error:  # of transformers, which speaks of its hub at length
+        raise unloadable(str(name), error) from error
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
         options["attn_implementation"] = "eager"  # in some releases the quicker ones leave the cap out

@@ -99,6 +99,7 @@ class _Auditor:
         self.findings: list[Finding] = []
 
     def run(self) -> Audit:
+        self._check_conditions()
         answers = self._check_answers()
         if answers is not None:
             if self._is_deterministic(answers):  # else every comparison below would fail for that reason
@@ -115,6 +116,14 @@ class _Auditor:
 
     def _report(self, check: str, status: Status, value: str, message: str = "") -> None:
         self.findings.append(Finding(check, status, value, "" if status == "ok" else message))
+
+    def _check_conditions(self) -> None:
+        """Without conditions an oracle that reads them answers something, and nobody sees to what."""
+        if getattr(self.oracle, "takes", None) == "condition and text" and not any(self.conditions):
+            message = (
+                "It takes a condition and a text, and no text has a condition: give the conditions, too."
+            )
+            self._report("conditions", "warn", "none", message)
 
     def _check_answers(self) -> BoolArray | None:
         try:
@@ -175,7 +184,7 @@ class _Auditor:
             try:
                 self.oracle(self.conditions[:1], [text])
             except Exception as error:
-                failing.append(f"{shorten(text, 20)} raises {type(error).__name__}")
+                failing.append(f"{shorten(text, 20)} raises {type(error.__cause__ or error).__name__}")
         self._report(
             "edge texts",
             "fail" if failing else "ok",

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from nado.errors import InputError, OracleError
+from nado.errors import InputError, NadoError, OracleError
 from nado.oracles.description import describe
 from nado.oracles.protocol import BoolArray, Oracle, check_answers, rebuild, shorten
 
@@ -79,9 +79,22 @@ class FunctionOracle(OracleOfFunction):
         if self.batch:
             arguments = (texts,) if self.takes == "text" else (conditions, texts)
             return check_answers(self.function(*arguments), len(texts), self.name)
-        rows = map(self.function, texts) if self.takes == "text" else map(self.function, conditions, texts)
-        checked = [check_answer(answer, self.name, text) for answer, text in zip(rows, texts, strict=True)]
-        return np.array(checked, dtype=bool)
+        answers = [self._answer(*row) for row in zip(conditions, texts, strict=True)]
+        return np.array(answers, dtype=bool)
+
+    def _answer(self, condition: str, text: str) -> bool:
+        """The answer on one row; what the function raises names the text."""
+        try:
+            answer = self.function(text) if self.takes == "text" else self.function(condition, text)
+        except NadoError:
+            raise
+        except Exception as error:
+            raise OracleError(
+                f"an answer from the oracle {self.name}",
+                f"{type(error).__name__}: {error} for the text {shorten(text)}",
+                "Mend it: any text may come, the empty one too, and for a cheap oracle every prefix.",
+            ) from error
+        return check_answer(answer, self.name, text)
 
 
 def _look_up(module: str, path: str) -> Any:

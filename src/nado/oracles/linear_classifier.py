@@ -58,7 +58,7 @@ class LinearClassifier(ScoredOracle):
         self.idf = np.asarray(idf, dtype=np.float32)
         self.weights = np.asarray(weights, dtype=np.float32)
         self.bias = float(bias)
-        self.threshold, self.steps = threshold, tuple(steps)
+        self.threshold, self.steps = threshold, steps  # type: ignore[assignment]
         keep_steps(self, 0, 1)
         self.max_ngram = max_ngram
         rows = zip(self.vocabulary, self.idf.tolist(), self.weights.tolist(), strict=True)

@@ -60,10 +60,19 @@ def reached(scores: NDArray[np.float64], steps: Sequence[float]) -> BoolArray:
 
 
 def keep_steps(oracle: ScoredOracle, lowest: float, highest: float) -> None:
-    """Steps as a tuple, of an oracle that may be frozen; scores that no text can have are refused."""
-    steps = tuple(oracle.steps)
+    """Steps as a tuple, of an oracle that may be frozen; what no scores can be is refused."""
+    given: object = oracle.steps
+    if not isinstance(given, list | tuple) or not all(map(_is_number, given)):
+        raise InputError("numbers as steps", repr(given), "Write a list: steps = [0.25, 0.5, 0.75].")
+    steps = tuple(given)
     if wrong := [each for each in steps if not lowest <= each <= highest]:
         raise InputError(
             f"steps between {lowest:g} and {highest:g}", f"{wrong[0]:g}", "They are scores of prefixes."
         )
+    if list(steps) != sorted(set(steps)):
+        raise InputError("steps in ascending order, each once", repr(given), "Sort them.")
     object.__setattr__(oracle, "steps", steps)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -39,7 +39,7 @@ class SklearnClassifier(ScoredOracle):
             )
         self.estimator = estimator
         self.label = label
-        self.threshold, self.steps = threshold, tuple(steps)
+        self.threshold, self.steps = threshold, steps  # type: ignore[assignment]
         keep_steps(self, 0, 1)
         self._column = classes.index(label)
 

@@ -30,6 +30,15 @@ class Failure(NamedTuple):
     kind: Literal["raised", "hung", "died"]
     detail: str
     trace: str = ""
+    hint: str = ""  # the oracle's own
+
+    @classmethod
+    def of(cls, error: Exception, trace: str = "") -> Failure:
+        """What an oracle raised; of an oracle's own error what it found, or what was behind it."""
+        behind = error.__cause__ if isinstance(error, OracleError) and error.__cause__ else error
+        if isinstance(behind, OracleError):
+            return cls("raised", behind.found, trace, behind.hint)
+        return cls("raised", f"{type(behind).__name__}: {behind}", trace)
 
 
 class Job(NamedTuple, Generic[Rows]):
@@ -101,7 +110,7 @@ def _serve(connection: Connection, ask: Callable[[Oracle, Any], Any], oracle: Or
         try:
             outcome = ask(oracle, rows)
         except Exception as error:
-            outcome = Failure("raised", f"{type(error).__name__}: {error}", traceback.format_exc())
+            outcome = Failure.of(error, traceback.format_exc())
         try:
             connection.send(outcome)
         except OSError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nado.errors import InputError, MismatchError, NadoError, StorageError
+from nado.errors import InputError, MismatchError, NadoError, OracleError, StorageError
 from nado.oracles import Oracle, load_oracle
 from nado.storage import read_json
 from nado.study.estimate import Estimate, Outline, describe_bytes, estimate, measure_drawing
@@ -89,6 +89,9 @@ def _look(
     if oracle is not None and tasks is not None:
         with _blaming(check, "[oracle]"):
             _require_conditions(oracle, tasks)
+    if oracle is not None and base is not None and sections["generate"] is not None:
+        with _blaming(check, "[generate]"):
+            sections["generate"].ends(oracle, base.completion)
     if outline is not None and tasks is not None:
         with _blaming(check, "[prompts]"):
             _require_room(outline, base, tasks)
@@ -151,15 +154,30 @@ def _asks_prefixes(label: LabelConfig, oracle: Oracle) -> bool:
 
 def _require_conditions(oracle: Oracle, tasks: Tasks) -> None:
     """Every condition must be one the oracle understands; it is asked about an empty text, too."""
-    for condition in tasks.conditions:
-        oracle.progress_names(condition)
-    oracle(tasks.conditions[:8], [""] * len(tasks.conditions[:8]))
+    try:
+        for condition in tasks.conditions:
+            oracle.progress_names(condition)
+        oracle(tasks.conditions[:8], [""] * len(tasks.conditions[:8]))
+    except NadoError:
+        raise
+    except Exception as error:
+        raise OracleError(
+            f"an answer from the oracle {oracle.name} about the empty text",
+            f"{type(error).__name__}: {error}",
+            "Mend it: a base may write nothing at all, and every text begins with it.",
+        ) from error
 
 
 def _require_room(outline: Outline, base: BaseConfig, tasks: Tasks) -> None:
     room = outline.prompt_room(base.length_limit)
     if room is None:
         return
+    if room < 1:
+        raise InputError(
+            f"length_limit below the {room + base.length_limit} tokens that the base reads at most",
+            f"{base.length_limit}",
+            "Lower length_limit: prompt and text have to fit together.",
+        )
     prompts = list(dict.fromkeys(each.prompt for each in [*tasks.training, *tasks.held_out]))
     long = [(length, prompt) for prompt, length in outline.lengths(prompts, chat=base.chat) if length > room]
     if long:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from nado.drawing import default_batch_size, draw_rows
-from nado.errors import InputError
+from nado.errors import InputError, unloadable
 from nado.language_model import LanguageModel
 from nado.metrics import score_tokens
 from nado.oracles import Oracle
 from nado.prompts import Prompt
 from nado.proposals import tempered
 from nado.study.guides import count_bits, name_parts
-from nado.study.materials import Tasks, unloadable
+from nado.study.materials import Tasks
 from nado.study.reading import Study
 from nado.study.sections import BaseConfig, DrawConfig, GuideShape
 from nado.tiny import locate_base

@@ -8,7 +8,7 @@ base.json     the base's section and the form of its prompts
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,22 @@ from nado.errors import InputError
 from nado.guidance import Guidance
 from nado.guide import UNCALIBRATED, Guide, GuideConfig
 from nado.guide_files import load_guide, save_guide
-from nado.huggingface import CausalModel, EncoderDecoderModel
+from nado.guided import GuidedModel
+from nado.huggingface import CausalModel, EncoderDecoderModel, load_model
 from nado.huggingface.reading import HuggingFaceReader
 from nado.oracles import Oracle, load_oracle
 from nado.oracles.loading import names_python, saved_oracle
+from nado.oracles.suggestion import suggest
 from nado.prompts import Prompt
 from nado.reading import Reader
 from nado.samples import Samples
 from nado.storage import read_json, write_json
-from nado.study.materials import digest_base, load_base
+from nado.study.materials import digest_base, load_base, loading_options
 from nado.study.reading import make_section
 from nado.study.sections import BaseConfig, DataConfig, GenerateConfig, GuideShape, describe_section
 from nado.study.systems import System, write_texts
 from nado.study.tables import Problem
+from nado.tiny import GUIDES, locate_guide
 from nado.trackers import StepListener
 from nado.training import Measure, Objective, TrainingConfig, TrainingSummary, train
 from nado.training_data import TrainingData, split_by_prompt
@@ -284,7 +287,9 @@ def saved_base(folder: Path, **changes: Any) -> tuple[BaseConfig, str | None]:
             table["name"] = config["base_name"]
     table |= {key: value for key, value in changes.items() if value is not None}
     if "name" not in table:
-        raise InputError("a guide that names its base", f"none in {folder}", "Name it: --base FOLDER.")
+        raise InputError(
+            "a guide that names its base", f"none in {folder}", "Name it: --base FOLDER, or load(…, base=…)."
+        )
     problems: list[Problem] = []
     base = make_section("base", table, Path.cwd(), problems)
     if base is None:
@@ -326,12 +331,39 @@ def use_guide(
     return GuideInUse(guide, model, asked, template)
 
 
+def load(
+    path: str | Path,
+    *,
+    oracle: Oracle | str | Mapping[str, Any] | None = None,
+    guidance: Guidance | None = None,
+    base: str | Path | None = None,
+    **options: Any,
+) -> GuidedModel:
+    """A guided model from a guide's folder: its base is loaded as it was when the guide was trained.
+
+    The name of an embedded guide is a folder too: ``load("keywords")``. Where no `oracle` is given it is the
+    one the guide was trained for, if nado has it; a Python file that a guide names is not executed, one that
+    is given here as ``"file.py:name"`` is. `base` is where the base lies, if not under its name; `options`
+    go to `load_model`: device, dtype, warpers.
+    """
+    path = locate_guide(path)
+    section, _ = saved_base(path, name=None if base is None else str(base))
+    model = load_model(**{**loading_options(section), **options})
+    known = saved_oracle(path) if oracle is None else oracle
+    if isinstance(known, str | Mapping):
+        known = load_oracle(known)
+    return GuidedModel.from_pretrained(model, path, oracle=known, guidance=guidance)
+
+
 def _guide_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
+        inner = folder / "train"  # of a study
         raise InputError(
             f"a guide in the folder {folder}",
             "no config.json there",
-            "Give a folder that nado train has written.",
+            f"Give {inner}."
+            if (inner / "config.json").is_file()
+            else f"Give what nado train has written, or an embedded guide. {suggest(str(folder), GUIDES)}",
         )
     found: dict[str, Any] = read_json(folder / "config.json")
     return found

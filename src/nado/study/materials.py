@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nado.errors import InputError
+from nado.errors import InputError, unloadable
 from nado.prompts import Prompt, read_prompts
 from nado.storage import digest_ends, digest_json
 from nado.study.reading import Study
@@ -85,39 +85,34 @@ def draw_with(engine: str, base: BaseConfig) -> Callable[..., "Samples"]:
 
 def load_base(config: BaseConfig) -> "CausalModel | EncoderDecoderModel":
     """The base model that a section describes."""
-    import torch
-
     from nado.huggingface import load_model
-    from nado.warpers import Warpers
 
-    warpers = Warpers(config.temperature, config.top_k, config.top_p, config.forced, config.forbidden)
-    dtype = config.dtype if config.dtype in (None, "auto") else getattr(torch, config.dtype)
     try:
-        return load_model(
-            config.name,
-            length_limit=config.length_limit,
-            completion=config.completion,
-            warpers="checkpoint" if config.checkpoint_warpers else warpers,
-            chat=config.chat,
-            adapter=config.adapter,
-            revision=config.revision,
-            dtype=dtype,
-            device=config.device,
-        )
+        return load_model(**loading_options(config))
     except InputError:
         raise
     except (OSError, ValueError) as error:
         raise unloadable(config.name, error) from error
 
 
-def unloadable(name: str, error: Exception) -> InputError:
-    """What to say of a base that transformers cannot load: it explains at length, so its first line."""
-    reason = str(error).strip().split("\n")[0][:200].rstrip(".")
-    return InputError(
-        f"a base that can be loaded as {name!r}",
-        f"the error: {reason}",
-        "Give a folder or .gguf file that is there, or a hub name that can be reached.",
-    )
+def loading_options(config: BaseConfig) -> dict[str, Any]:
+    """The arguments of `load_model` that a section stands for."""
+    import torch
+
+    from nado.warpers import Warpers
+
+    warpers = Warpers(config.temperature, config.top_k, config.top_p, config.forced, config.forbidden)
+    return {
+        "name": config.name,
+        "length_limit": config.length_limit,
+        "completion": config.completion,
+        "warpers": "checkpoint" if config.checkpoint_warpers else warpers,
+        "chat": config.chat,
+        "adapter": config.adapter,
+        "revision": config.revision,
+        "dtype": config.dtype if config.dtype in (None, "auto") else getattr(torch, config.dtype),
+        "device": config.device,
+    }
 
 
 def digest_base(config: BaseConfig) -> dict[str, Any]:

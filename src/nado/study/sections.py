@@ -5,19 +5,24 @@ table as `load_oracle` takes it. Nothing here needs torch.
 """
 
 import json
+import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nado.errors import InputError, require_at_least
 from nado.options import option, required
+from nado.oracles.suggestion import suggest
 
 if TYPE_CHECKING:
     from nado.guidance import Guidance
+    from nado.oracles import Oracle
 
 Auto = Literal["auto"]
 CONDITION = "{condition}"
 WORDS = "{words}"
+_PLACEHOLDER = re.compile(r"\{\w*\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,11 @@ class BaseConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, length_limit=self.length_limit)
+        require_at_least(0, top_k=self.top_k)
+        if not 0 < self.temperature < math.inf:
+            raise InputError("a temperature above 0", f"{self.temperature:g}", "Use 1 to leave p as it is.")
+        if not 0 < self.top_p <= 1:
+            raise InputError("top_p in (0, 1]", f"{self.top_p:g}", "Use 1 to keep the whole vocabulary.")
         own = (self.temperature, self.top_k, self.top_p, self.forced, self.forbidden)
         if self.checkpoint_warpers and own != (1.0, 0, 1.0, (), ()):
             raise InputError(
@@ -74,6 +84,12 @@ class PromptsConfig:
         if not 0 <= self.held_out < 1:
             raise InputError("held_out of at least 0 and below 1", f"{self.held_out}", "Try 0.1.")
         require_at_least(1, limit=self.limit)
+        unknown = set(_PLACEHOLDER.findall(self.template or "")) - {CONDITION, WORDS}
+        if unknown:
+            word = min(unknown)
+            raise InputError(
+                f"{CONDITION} and {WORDS} in the template", word, suggest(word, (CONDITION, WORDS))
+            )
 
 
 def fill_template(template: str, condition: str) -> str:
@@ -196,6 +212,18 @@ class GenerateConfig:
             raise InputError("count 1 with greedy search", f"{self.count}", "They would be the same text.")
         if self.search == "beam" and self.count > self.beams:
             raise InputError(f"count of at most {self.beams}, the beams", f"{self.count}", "Use more beams.")
+
+    def ends(self, oracle: "Oracle", completion: str) -> list[bool]:
+        """Whether ends are exact in what is measured: off, on, or off and then on."""
+        possible = oracle.cheap and completion == "eos" and self.target_rate == 1
+        if self.exact_end == "on" and not possible:
+            about = f"{oracle.name}, which is {'cheap' if oracle.cheap else 'not cheap'}"
+            raise InputError(
+                'a cheap oracle, completion "eos" and target rate 1 for an exact end',
+                f'{about}, completion "{completion}" and target rate {self.target_rate:g}',
+                'Set exact_end = "off" in [generate].',
+            )
+        return {"off": [False], "on": [True], "both": [False, True] if possible else [False]}[self.exact_end]
 
     def guidance(self, *, exact_end: bool = False) -> "Guidance":
         """How the guide is applied."""

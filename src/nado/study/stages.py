@@ -51,9 +51,14 @@ class Stage:
             return "new"
         found = read_json(self.record)
         if found.get("digest") != self.digest:
-            return "changed"
+            return "changed" if found.get("finished") or self._holds_work() else "new"
         there = all((self.folder / name).exists() for name in self.files)
         return "finished" if found.get("finished") and there else "begun"
+
+    def _holds_work(self) -> bool:
+        """Whether there is anything beside the record: a stage that failed at once has left nothing."""
+        places = (self.folder, *self.owned)
+        return any(each.is_file() and each != self.record for place in places for each in place.rglob("*"))
 
     def run(self, work: Callable[[], dict[str, Any]]) -> None:
         """Do the work, with a record of its beginning and of its end; `work` returns a summary."""

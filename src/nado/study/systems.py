@@ -15,7 +15,6 @@ import torch
 
 from nado.beam_search import search_beams
 from nado.drawing import default_batch_size, draw_rows
-from nado.errors import InputError
 from nado.guidance import Guidance
 from nado.guide import Guide
 from nado.guided import GuidedModel
@@ -80,16 +79,8 @@ def list_systems(
     config: GenerateConfig,
 ) -> list[System]:
     """Base, untrained and trained guide, each with the exact end off and on where that is possible."""
-    possible = oracle.cheap and base.completion == "eos" and config.target_rate == 1
-    if config.exact_end == "on" and not possible:
-        raise InputError(
-            'a cheap oracle, completion "eos" and target rate 1 for an exact end',
-            f'{oracle.name}, completion "{base.completion}" and target rate {config.target_rate:g}',
-            'Set exact_end = "off" in [generate].',
-        )
-    ends = {"off": [False], "on": [True], "both": [False, True] if possible else [False]}[config.exact_end]
     systems = []
-    for exact in ends:
+    for exact in config.ends(oracle, base.completion):
         guided = config.guidance(exact_end=exact)
         # Strength 0 leaves the guide out, not the oracle.
         alone = Guidance(strength=0.0, exact_end=True) if exact else Guidance()

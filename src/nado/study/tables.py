@@ -74,10 +74,11 @@ def salvage(config: type[C], table: Mapping[str, Any], folder: Path, **stand_ins
     for name, value in table.items():
         with contextlib.suppress(InputError, KeyError):
             values[name] = convert(value, kinds[name], name, folder)
-    try:
-        return config(**values)
-    except (NadoError, TypeError):
-        return None
+    # Where a value by itself is right and what they come to together is not, one of them is left out.
+    for left_out in (None, *values):
+        with contextlib.suppress(NadoError, TypeError):
+            return config(**{name: value for name, value in values.items() if name != left_out})
+    return None
 
 
 def convert(value: Any, kind: Any, name: str, folder: Path) -> Any:
