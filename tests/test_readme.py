@@ -1,16 +1,21 @@
 """What the README shows runs as it stands, with a small model in place of the hub's."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import small_models
-from nado.study import parse_study
+from nado.oracles import check_oracle, load_oracle
+from nado.oracles.loading import SHIPPED, _resolve
+from nado.study import parse_study, read_study, run_study
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 GENERATING = README.parent / "docs" / "generating.md"
+ORACLES = README.parent / "docs" / "oracles.md"
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -20,9 +25,8 @@ def python_of(page: Path) -> list[str]:
 
 
 def run_python_of(page: Path, folder: Path) -> None:
-    """Run the page's last block of Python with a small model in place of the hub's."""
-    block = python_of(page)[-1]
-    assert HUB_NAME in block
+    """Run the page's block of Python that names the hub's model, with a small one in its place."""
+    (block,) = [each for each in python_of(page) if HUB_NAME in each]
     model = small_models.save("llama", folder / "model")
     exec(compile(block.replace(HUB_NAME, str(model)), page.name, "exec"), {})
 
@@ -75,6 +79,62 @@ def test_the_study_of_the_readme_has_no_mistakes(tmp_path: Path) -> None:
     assert not problems
     assert study is not None
     assert study.train.steps == 2000
+
+
+def test_the_oracle_of_the_readme_is_one() -> None:
+    (block,) = [each for each in python_of(README) if "@nado.oracle" in each]
+    found: dict[str, Any] = {}
+    exec(compile(block, README.name, "exec"), found)
+    texts = ["Yes, it is.", "It is.", "Well, yes, it is."]
+    assert found["one_comma"]([""] * 3, texts).tolist() == [True, False, False]
+
+
+def test_the_oracles_of_the_page_on_them_are_oracles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, scored = python_of(ORACLES)
+    monkeypatch.chdir(tmp_path)
+    Path("my_oracle.py").write_text(own, encoding="utf-8")
+    comma, says = load_oracle("my_oracle.py:one_comma"), load_oracle("my_oracle.py:says")
+    assert comma.cheap
+    assert not says.cheap
+    texts = ["A dog, a cat.", "", "Dog"]
+    assert says(["dog"] * 3, texts).tolist() == [True, False, True]
+    found: dict[str, Any] = {}
+    exec(compile(scored, ORACLES.name, "exec"), found)
+    short = found["ShortWords"]()
+    for each in (comma, says, short):
+        check_oracle(each, ["dog"] * 3, texts)
+    assert [row.tolist() for row in short.progress([""], ["a dog beautifully"])] == [
+        [True, False, False, False]
+    ]
+
+
+def test_the_first_study_of_the_page_on_oracles_runs(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", ORACLES.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "my_oracle.py").write_text(python_of(ORACLES)[0], encoding="utf-8")
+    (tmp_path / "prompts.txt").write_text(
+        "dog, ball\nman, park\ncat, tree\nwoman, street\n", encoding="utf-8"
+    )
+    (tmp_path / "commas.toml").write_text(block, encoding="utf-8")
+    few = ["train.steps=2", "train.batch_size=8", "generate.prompts=1", "generate.count=1"]
+    study = read_study(tmp_path / "commas.toml", few)
+    found = run_study(study, tmp_path / "commas")
+    assert found is not None
+    assert {each["exact_end"] for each in found["systems"]} == {False, True}  # it is cheap
+
+
+def test_the_shipped_oracles_and_their_arguments_are_all_there() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(\w+)` \| .* \| (.*) \|$", ORACLES.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert {name for name, _, _ in rows} == set(SHIPPED)
+    for name, kind, arguments in rows:
+        reference = SHIPPED[name]
+        assert reference.partition(":")[2].split(".")[0] == kind
+        parameters = inspect.signature(_resolve(reference)).parameters.values()
+        named = [
+            f"**`{each.name}`**" if each.default is each.empty else f"`{each.name}`" for each in parameters
+        ]
+        assert arguments.split(", ") == named, name
 
 
 def test_every_file_the_readme_links_to_is_there() -> None:
