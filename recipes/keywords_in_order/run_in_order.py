@@ -82,7 +82,7 @@ class InOrder:
 
     def __init__(self, options: argparse.Namespace, workers: Workers) -> None:
         self.settings = read_key_settings(options.settings or _settings_of(options.corpus))
-        self.name, self.base, self.output = options.corpus, options.base, options.output
+        self.name, self.base, self.output = options.name or options.corpus, options.base, options.output
         self.reads_keys = options.only != DA or not self.alone_if_unseen
         if options.only:
             self.settings = self.settings.of_base(options.only)
@@ -586,6 +586,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base", required=True, help="GGUF file or folder of the base model")
     parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
     parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
+    parser.add_argument("--name", default="", help="what results are called (default: as the corpus)")
     parser.add_argument("--adapter", type=Path, help="an adapter to take instead of fine-tuning one")
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
     parser.add_argument("--only", choices=[SEQ2SEQ, DA], default="", help="guides of this base alone")
