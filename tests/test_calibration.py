@@ -26,6 +26,7 @@ from nado.exact import TabularModel, exact_log_r
 from nado.guide import Conditions, Guide, GuideConfig
 from nado.proposals import tempered
 from nado.samples import Samples
+from nado.study.guides import calibrate_guide
 from nado.tabular_reader import TabularReader
 from nado.training import Objective, TrainingConfig, evaluate
 from nado.training_data import TrainingData
@@ -189,6 +190,21 @@ def test_a_guide_is_recalibrated(tabular: tuple[TabularReader, Samples], merged:
     assert calibrate(objective, data) == found  # always of the R that was trained, never of a mended one
     saved = GuideConfig.from_dict(json.loads(objective.guide.config.to_json_string(use_diff=False)))
     assert tuple(saved.calibration) == (found.scale, found.offset, found.sure_scale)
+
+
+def test_a_guide_that_tells_nothing_apart_is_said_to(
+    tabular: tuple[TabularReader, Samples], caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    warned = []
+    for _ in range(2):  # if the labels agree with its R, the opposite ones do not
+        objective = random_objective(reader)
+        caplog.clear()
+        calibrate_guide(objective.guide, reader, TrainingConfig(), data)
+        warned.append("R is nearly the same for all texts" in caplog.text)
+        data.satisfied = 1 - data.satisfied if data.satisfied.dtype != torch.bool else ~data.satisfied
+    assert sorted(warned) == [False, True]
 
 
 def test_r_of_the_prompt_is_the_sum_of_mended_entries(tabular: tuple[TabularReader, Samples]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nado.calibration import calibrate, calibration_table, recalibrate
+from nado.calibration import SMALLEST_SCALE, calibrate, calibration_table, recalibrate
 from nado.errors import InputError
 from nado.guidance import Guidance
 from nado.guide import UNCALIBRATED, Guide, GuideConfig
@@ -259,6 +259,11 @@ def calibrate_guide(
         recalibrate(guide, calibrate(objective, held_out))
     except InputError as error:
         log.warning("R is not calibrated: %s", error)
+    if guide.config.calibration[0] <= SMALLEST_SCALE:
+        log.warning(
+            "R is nearly the same for all texts: on held-out ones the guide did not tell those that satisfy "
+            "from others. Train it for longer, or on more texts."
+        )
     return calibration_table(objective, held_out)
 
 
