@@ -181,6 +181,18 @@ def test_a_guides_folder_says_how_its_base_was_made(copied: Path, tmp_path: Path
         load_model("nope", length_limit=8)
 
 
+def test_a_guide_of_another_oracle_is_said_to_be_one(
+    finished: tuple[Path, Path, dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    guide = finished[1] / "train"
+    own = {"name": "keywords", "inflections": False, "at_least": 1}
+    length = {"name": "length", "minimum": 2}
+    for oracle, warned in ((own, False), ({"all": [length, own]}, False), ({"not": length}, True)):
+        caplog.clear()
+        load(guide, oracle=oracle)
+        assert ("another oracle than this ~length, and what it is told" in caplog.text) == warned
+
+
 def test_a_finished_study_is_reused_without_loading_the_base(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

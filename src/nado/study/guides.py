@@ -27,6 +27,7 @@ from nado.huggingface.reading import HuggingFaceReader
 from nado.oracles import Oracle, load_oracle
 from nado.oracles.loading import names_python, saved_oracle
 from nado.oracles.suggestion import suggest
+from nado.prefixes import told_by
 from nado.prompts import Prompt
 from nado.reading import Reader
 from nado.samples import Samples
@@ -328,11 +329,11 @@ def use_guide(
             "only the name of its Python file" if (folder / "oracle.json").exists() else "none",
             "Name it: --oracle file.py:name. No file is executed that you have not named.",
         )
-    if asked is not None and config.get("oracle_fingerprint") not in ("", asked.fingerprint):
-        log.warning("the guide was trained for another oracle than this %s", asked.name)
     model = load_base(section)
     names = None if asked is None else asked.progress_names
     guide = load_guide(folder, HuggingFaceReader(model), allow_other_base=allow_other_base, part_names=names)
+    if asked is not None:
+        _compare_oracles(guide, asked)
     return GuideInUse(guide, model, asked, template)
 
 
@@ -357,7 +358,18 @@ def load(
     known = saved_oracle(path) if oracle is None else oracle
     if isinstance(known, str | Mapping):
         known = load_oracle(known)
-    return GuidedModel.from_pretrained(model, path, oracle=known, guidance=guidance)
+    guided = GuidedModel.from_pretrained(model, path, oracle=known, guidance=guidance)
+    if known is not None:
+        _compare_oracles(guided.guides[0], known)
+    return guided
+
+
+def _compare_oracles(guide: Guide, oracle: Oracle) -> None:
+    """Say so where a guide is used with another oracle than its own, which may be a part of this one."""
+    own = guide.config.oracle_fingerprint
+    if own and told_by([guide], oracle)[0].fingerprint != own:
+        told = ", and what it is told of prefixes is another thing now" if guide.config.progress_bits else ""
+        log.warning("the guide was trained for another oracle than this %s%s", oracle.name, told)
 
 
 def _guide_config(folder: Path) -> dict[str, Any]:
