@@ -85,23 +85,23 @@ def test_the_oracle_of_the_readme_is_one() -> None:
     (block,) = [each for each in python_of(README) if "@nado.oracle" in each]
     found: dict[str, Any] = {}
     exec(compile(block, README.name, "exec"), found)
-    texts = ["Yes, it is.", "It is.", "Well, yes, it is."]
-    assert found["one_comma"]([""] * 3, texts).tolist() == [True, False, False]
+    texts = ["A dog and a cat.", "A dog sees the cat.", ""]
+    assert found["no_word_twice"]([""] * 3, texts).tolist() == [False, True, True]
 
 
 def test_the_oracles_of_the_page_on_them_are_oracles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, scored = python_of(ORACLES)
     monkeypatch.chdir(tmp_path)
     Path("my_oracle.py").write_text(own, encoding="utf-8")
-    comma, says = load_oracle("my_oracle.py:one_comma"), load_oracle("my_oracle.py:says")
-    assert comma.cheap
+    first, says = load_oracle("my_oracle.py:no_word_twice"), load_oracle("my_oracle.py:says")
+    assert first.cheap
     assert not says.cheap
     texts = ["A dog, a cat.", "", "Dog"]
     assert says(["dog"] * 3, texts).tolist() == [True, False, True]
     found: dict[str, Any] = {}
     exec(compile(scored, ORACLES.name, "exec"), found)
     short = found["ShortWords"]()
-    for each in (comma, says, short):
+    for each in (first, says, short):
         check_oracle(each, ["dog"] * 3, texts)
     assert [row.tolist() for row in short.progress([""], ["a dog beautifully"])] == [
         [True, False, False, False]
@@ -114,10 +114,10 @@ def test_the_first_study_of_the_page_on_oracles_runs(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text(
         "dog, ball\nman, park\ncat, tree\nwoman, street\n", encoding="utf-8"
     )
-    (tmp_path / "commas.toml").write_text(block, encoding="utf-8")
+    (tmp_path / "no_word_twice.toml").write_text(block, encoding="utf-8")
     few = ["train.steps=2", "train.batch_size=8", "generate.prompts=1", "generate.count=1"]
-    study = read_study(tmp_path / "commas.toml", few)
-    found = run_study(study, tmp_path / "commas")
+    study = read_study(tmp_path / "no_word_twice.toml", few)
+    found = run_study(study, tmp_path / "study")
     assert found is not None
     assert {each["exact_end"] for each in found["systems"]} == {False, True}  # it is cheap
 

@@ -407,11 +407,11 @@ def test_every_mistake_in_a_file_is_found_at_once(tmp_path: Path) -> None:
         ),
         (
             NEEDED + "[train]\nlearning_rate = -1\n",
-            "[train]: expected learning_rate above 0; found -1. 3e-4 is usual for a rate, 1 for clip.",
+            "[train]: expected learning_rate of 0 or more; found -1. Leave it out for 0.0003.",
         ),
         (
             NEEDED + "[train]\nconsistency_weight = -1\n",
-            "[train]: expected consistency_weight of 0 or more; found -1. 0 leaves it out.",
+            "[train]: expected consistency_weight of 0 or more; found -1. Leave it out for 1.",
         ),
     ],
 )

@@ -41,7 +41,14 @@ Measure: TypeAlias = Callable[[Guide], dict[str, float]]
 CALIBRATION_BINS = 10
 SKIPPED_SHARE = 0.01  # of the steps so far that may be passed over, beside a few
 _SKIPPED_AT_FIRST = 3
-_WEIGHTS = ("weight_decay", "consistency_weight", "log_consistency_weight", "stop_weight", "parts_weight")
+_AT_LEAST_ZERO = (
+    "learning_rate",
+    "weight_decay",
+    "consistency_weight",
+    "log_consistency_weight",
+    "stop_weight",
+    "parts_weight",
+)
 
 
 class DivergenceError(NadoError, ArithmeticError):
@@ -99,14 +106,14 @@ class TrainingConfig:
             measure_every=self.measure_every,
             save_every=self.save_every,
         )
-        for name in ("learning_rate", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(
-                    f"{name} above 0", f"{getattr(self, name):g}", "3e-4 is usual for a rate, 1 for clip."
-                )
-        for name in _WEIGHTS:
+        if not 0 < self.clip < math.inf:
+            raise InputError("clip above 0", f"{self.clip:g}", "1 is usual.")
+        for name in _AT_LEAST_ZERO:
             if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name} of 0 or more", f"{getattr(self, name):g}", "0 leaves it out.")
+                found = f"{getattr(self, name):g}"
+                raise InputError(
+                    f"{name} of 0 or more", found, f"Leave it out for {getattr(type(self), name):g}."
+                )
         if self.patience and not self.evaluate_every:
             raise InputError(
                 "evaluations to be patient about",

@@ -87,7 +87,7 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(path, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError) as error:  # of transformers, which speaks of its hub at length
+    except OSError as error:  # of transformers, which speaks of its hub at length
         raise unloadable(str(name), error) from error
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
