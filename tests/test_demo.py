@@ -70,6 +70,6 @@ def test_all_of_it_and_a_promise_that_is_not_kept_is_a_failure(tmp_path, capsys)
 
 def test_another_study_in_its_folder_is_told_in_a_line(tmp_path, capsys):
     (tmp_path / "draw").mkdir()
-    (tmp_path / "draw" / "stage.json").write_text("{}")
+    (tmp_path / "draw" / "stage.json").write_text('{"finished": true}')
     assert run_demo.main(["--folder", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("error: expected")
