@@ -51,8 +51,7 @@ class FormalityOracle(ScoredOracle):
     @property
     def spec(self) -> str:
         """What tells this oracle from another: the classifier's own settings and weights, and the steps."""
-        steps = f", steps={list(self.steps)}" if self.steps else ""
-        return f"formality({self.classifier.spec}{steps})"
+        return f"formality({self.classifier.spec}{self.said_steps})"
 
     def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
         """How likely each text is formal; what it translates does not matter."""

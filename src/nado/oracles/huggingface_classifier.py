@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nado.errors import InputError
 from nado.oracles.protocol import check_threshold
-from nado.oracles.scored import ScoredOracle, keep_steps
+from nado.oracles.scored import ScoredOracle, read_steps
 from nado.oracles.suggestion import suggest
 from nado.storage import digest_file
 
@@ -44,7 +44,7 @@ class HuggingFaceClassifier(ScoredOracle):
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold)
-        keep_steps(self, 0, 1)
+        object.__setattr__(self, "steps", read_steps(self.steps, 0, 1))
         object.__setattr__(self, "_loaded", [])
 
     @property
@@ -53,10 +53,9 @@ class HuggingFaceClassifier(ScoredOracle):
         source = f"{self.model!r}"
         if Path(self.model).is_dir():
             source = f"#{_digest_folder(Path(self.model))}"
-        steps = f", steps={list(self.steps)}" if self.steps else ""
         return (
             f"huggingface_classifier(model={source}, label={self.label!r}, threshold={self.threshold}, "
-            f"max_tokens={self.max_tokens}{steps})"
+            f"max_tokens={self.max_tokens}{self.said_steps})"
         )
 
     def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:

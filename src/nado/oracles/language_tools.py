@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nado.errors import InputError, MissingPackageError
 from nado.oracles.description import UNSAID
 from nado.oracles.protocol import BoolArray, Oracle
-from nado.oracles.scored import ScoredOracle, keep_steps
+from nado.oracles.scored import ScoredOracle, read_steps
 from nado.oracles.suggestion import suggest
 
 SENTIMENTS = ("positive", "negative", "neutral")
@@ -40,7 +40,7 @@ class Sentiment(ScoredOracle):
             _check_choice(self.sentiment, SENTIMENTS, "sentiment")
         if not 0 < self.threshold <= 1:
             raise InputError("a threshold above 0 and at most 1", f"{self.threshold}", "Try 0.05.")
-        keep_steps(self, -1, 1)
+        object.__setattr__(self, "steps", read_steps(self.steps, -1, 1))
 
     def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
         """The compound score of each text, whichever sentiment is asked for."""

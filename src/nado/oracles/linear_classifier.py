@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nado.errors import InputError, MissingPackageError
 from nado.oracles.protocol import BoolArray, check_rows, check_threshold
-from nado.oracles.scored import ScoredOracle, keep_steps
+from nado.oracles.scored import ScoredOracle, read_steps
 from nado.storage import write_atomically, write_json
 
 # scikit-learn's default token: two or more word characters.
@@ -58,8 +58,7 @@ class LinearClassifier(ScoredOracle):
         self.idf = np.asarray(idf, dtype=np.float32)
         self.weights = np.asarray(weights, dtype=np.float32)
         self.bias = float(bias)
-        self.threshold, self.steps = threshold, steps  # type: ignore[assignment]
-        keep_steps(self, 0, 1)
+        self.threshold, self.steps = threshold, read_steps(steps, 0, 1)
         self.max_ngram = max_ngram
         rows = zip(self.vocabulary, self.idf.tolist(), self.weights.tolist(), strict=True)
         self._terms = {term: (idf, weight) for term, idf, weight in rows}
@@ -102,10 +101,9 @@ class LinearClassifier(ScoredOracle):
         """The settings with a digest of vocabulary and weights."""
         digest = hashlib.sha256("\n".join(self.vocabulary).encode())
         digest.update(self.idf.tobytes() + self.weights.tobytes())
-        steps = f", steps={list(self.steps)}" if self.steps else ""
         return (
             f"linear_classifier(bias={self.bias!r}, threshold={self.threshold}, "
-            f"max_ngram={self.max_ngram}, weights=#{digest.hexdigest()[:16]}{steps})"
+            f"max_ngram={self.max_ngram}, weights=#{digest.hexdigest()[:16]}{self.said_steps})"
         )
 
     def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nado.errors import InputError
 from nado.oracles.description import UNSAID
 from nado.oracles.protocol import BoolArray
-from nado.oracles.scored import ScoredOracle, keep_steps
+from nado.oracles.scored import ScoredOracle, read_steps
 from nado.oracles.text_rules import count_sentences
 from nado.oracles.words import split_words
 
@@ -41,7 +41,7 @@ class Readability(ScoredOracle):
             raise InputError("a measure among ease, grade", repr(self.measure), "Choose one of them.")
         if self.minimum is None and self.maximum is None:
             raise InputError("a minimum or a maximum readability", "neither", "Give at least one of them.")
-        keep_steps(self, -np.inf, np.inf)
+        object.__setattr__(self, "steps", read_steps(self.steps, -np.inf, np.inf))
 
     def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
         """How easy or hard each text is; NaN without words."""

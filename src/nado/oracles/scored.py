@@ -25,6 +25,11 @@ class ScoredOracle(Oracle):
     threshold: float
     steps: tuple[float, ...] = ()
 
+    @property
+    def said_steps(self) -> str:
+        """The steps, for a `spec`: nothing where there are none, so that it is what it was without them."""
+        return f", steps={list(self.steps)}" if self.steps else ""
+
     def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
         """The number of each text, which prefixes have as well."""
         raise NotImplementedError(f"{type(self).__name__} must define scores(conditions, texts)")
@@ -59,9 +64,8 @@ def reached(scores: NDArray[np.float64], steps: Sequence[float]) -> BoolArray:
     return np.asarray(scores[:, None] >= np.asarray(steps, dtype=np.float64)[None, :])
 
 
-def keep_steps(oracle: ScoredOracle, lowest: float, highest: float) -> None:
-    """Steps as a tuple, of an oracle that may be frozen; what no scores can be is refused."""
-    given: object = oracle.steps
+def read_steps(given: object, lowest: float, highest: float) -> tuple[float, ...]:
+    """Steps as an oracle keeps them; what no scores can be is refused."""
     if not isinstance(given, list | tuple) or not all(map(_is_number, given)):
         raise InputError("numbers as steps", repr(given), "Write a list: steps = [0.25, 0.5, 0.75].")
     steps = tuple(given)
@@ -71,7 +75,7 @@ def keep_steps(oracle: ScoredOracle, lowest: float, highest: float) -> None:
         )
     if list(steps) != sorted(set(steps)):
         raise InputError("steps in ascending order, each once", repr(given), "Sort them.")
-    object.__setattr__(oracle, "steps", steps)
+    return steps
 
 
 def _is_number(value: object) -> bool:

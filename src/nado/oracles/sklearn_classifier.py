@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nado.errors import InputError
 from nado.oracles.protocol import check_threshold
-from nado.oracles.scored import ScoredOracle, keep_steps
+from nado.oracles.scored import ScoredOracle, read_steps
 
 
 class SklearnClassifier(ScoredOracle):
@@ -39,16 +39,15 @@ class SklearnClassifier(ScoredOracle):
             )
         self.estimator = estimator
         self.label = label
-        self.threshold, self.steps = threshold, steps  # type: ignore[assignment]
-        keep_steps(self, 0, 1)
+        self.threshold, self.steps = threshold, read_steps(steps, 0, 1)
         self._column = classes.index(label)
 
     @property
     def spec(self) -> str:
         """The settings with a digest of the estimator's state (which is written, never read)."""
         state = hashlib.sha256(pickle.dumps(self.estimator)).hexdigest()[:16]
-        steps = f", steps={list(self.steps)}" if self.steps else ""
-        return f"sklearn_classifier(label={self.label!r}, threshold={self.threshold}, state=#{state}{steps})"
+        about = f"label={self.label!r}, threshold={self.threshold}, state=#{state}"
+        return f"sklearn_classifier({about}{self.said_steps})"
 
     def scores(self, conditions: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
         """The probability of the label for each text."""
