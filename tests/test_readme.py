@@ -81,6 +81,15 @@ def test_the_study_of_the_readme_has_no_mistakes(tmp_path: Path) -> None:
     assert study.train.steps == 2000
 
 
+def test_every_study_of_the_readme_has_a_folder_of_its_own() -> None:
+    """A folder that another command has filled is refused."""
+    runs = re.findall(r"^nado run (\S+)\.toml([^#\n]*)", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(runs) >= 2
+    named = [re.search(r"--folder (\S+)", options) for _, options in runs]
+    folders = [own.group(1) if own else stem for own, (stem, _) in zip(named, runs, strict=True)]
+    assert len(set(folders)) == len(folders)
+
+
 def test_the_oracle_of_the_readme_is_one() -> None:
     (block,) = [each for each in python_of(README) if "@nado.oracle" in each]
     found: dict[str, Any] = {}

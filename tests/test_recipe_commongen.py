@@ -624,6 +624,14 @@ def test_a_base_that_sees_no_concepts_learns_to_cover_them(in_rounds: Path) -> N
     assert rows["da_nado"]["all_sets"].keys() >= {"coverage", "bleu4", "all_covered"}
 
 
+def test_results_in_rounds_have_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--base", "base", "--data", "data", "--work", "work", "--output", "out"]
+    assert run_rounds._parse(words).output == Path("out")
+    with pytest.raises(SystemExit):
+        run_rounds._parse([*words, "--name", "another"])
+    assert "unrecognized arguments: --name another" in capsys.readouterr().err
+
+
 def test_only_guides_that_know_what_r_is_are_searched_by_it() -> None:
     own = (RECIPE / "rounds.toml", RECIPE / "warm_up.toml")
     for path in (*own, *(RECIPE.parent / "keywords_in_order").glob("*.toml")):

@@ -323,10 +323,12 @@ def test_without_a_further_call_the_last_guides_are_left_out(place: Path) -> Non
     class Short(run_in_order.InOrder):
         def __init__(self, left: float, later: float) -> None:
             self.settings, self.later, self.left_out = settings, later, []
+            self.trained = trained
             self.clock: Any = SimpleNamespace(left=left)
             self.stages: Any = SimpleNamespace(is_done=done.__contains__)
 
     done: set[str] = set()
+    trained: dict[str, Path] = {}
     guides = list(settings.guides)
     kept = [len(Short(left, 0.0).fitting(guides)) for left in range(50, 3000, 50)]
     assert kept == sorted(kept)  # the more time, the more guides, one by one
@@ -342,6 +344,39 @@ def test_without_a_further_call_the_last_guides_are_left_out(place: Path) -> Non
     without = Short(1000.0, 0.0).reserve(guides)
     done.add("hindsight-da")  # what is drawn is not drawn again
     assert Short(1000.0, 0.0).reserve(guides) == without - settings.reserved.samples
+
+
+def test_a_guide_that_is_given_takes_the_time_of_its_lines_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never left out for want of time, and no share of the others' time is kept for it."""
+    settings = read_key_settings(RECIPE / "yelp.toml")
+    names = [each.name for each in settings.guides]
+    asked: list[list[str]] = []
+
+    def share(clock: Any, waiting: list[Any], reserve: float) -> float:
+        asked.append([each.title for each in waiting])
+        return run_share(clock, waiting, reserve)
+
+    def study(left: float, *given: str) -> Any:
+        found: Any = run_in_order.InOrder.__new__(run_in_order.InOrder)
+        found.settings, found.trained = settings.with_given(given), dict.fromkeys(given, Path("somewhere"))
+        found.clock, found.later, found.left_out = SimpleNamespace(left=left), 100.0, []
+        found.stages = SimpleNamespace(is_done=lambda name: False)
+        return found
+
+    run_share = run_in_order.share_time
+    monkeypatch.setattr(run_in_order, "share_time", share)
+    every = study(-100.0, *names)
+    assert every.fitting(every.settings.guides) == list(every.settings.guides)
+    some = study(-100.0, "rounds", "warm")
+    assert [each.name for each in some.fitting(some.settings.guides)] == ["rounds", "warm"]
+    assert some.left_out == ["nado", "warm_rounds", "da_nado"]
+    # Nothing is drawn and no data is read for it, but its lines are written.
+    alone, beside = study(0.0, *names), study(0.0, "nado", "rounds")
+    rows = alone.row_seconds(alone.settings.guides)
+    assert alone.reserve(alone.settings.guides) == rows + run_in_order._LAST_SECONDS
+    first, *others = beside.settings.guides[2:]
+    assert not beside.learn([first, *others, *beside.settings.guides[:2]])  # there is no time left at all
+    assert asked[-1] == [each.title for each in (first, *others)]
 
 
 def test_lines_are_guided_with_their_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,6 +505,7 @@ def test_guides_that_were_trained_before_are_taken(finished: Path, monkeypatch: 
     [
         ("rounds", r"a trained guide in rounds=FOLDER; found none"),
         ("rounds=nowhere", r"a trained guide in rounds=FOLDER; found nowhere"),
+        ("rounds=bare", r"in rounds=FOLDER; found bare, saved without a summary of its training\. Name what"),
         ("round=work/guide-rounds/guide", r"some of the guides nado, .*; found round"),
     ],
 )
@@ -481,6 +517,9 @@ def test_a_trained_guide_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(finished)
+    (finished / "bare").mkdir(exist_ok=True)
+    # As `save_guide` leaves it that is told of no training.
+    (finished / "bare" / "training.json").write_text('{"summary": null}', encoding="utf-8")
     assert run_in_order.main(arguments(finished, "--trained", given)) == 1
     assert re.search(message, capsys.readouterr().err)
 

@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make(options: argparse.Namespace, workers: Workers) -> ConceptRounds:
     """The study, told what it would be told for another corpus."""
-    options.corpus, options.prepared = "commongen", options.data
+    options.corpus, options.name, options.prepared = "commongen", "", options.data
     return ConceptRounds(options, workers)
 
 

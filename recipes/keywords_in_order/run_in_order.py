@@ -336,15 +336,18 @@ class InOrder:
 
     def fitting(self, waiting: Sequence[GuideStage]) -> list[GuideStage]:
         """The guides that there is time for, in this call and in a further one."""
-        kept, others = leave_out_last(waiting, self._is_trained, self._too_short)
+        given = [each for each in waiting if each.name in self.trained]
+
+        def too_short(begun: Sequence[GuideStage]) -> bool:
+            # Of what is given only the lines take time.
+            return share_time(self.budget, begun, self.reserve([*begun, *given])) < begun[0].seconds / 2
+
+        kept, others = leave_out_last(waiting, self._is_trained, too_short)
         self.left_out = [each.name for each in others] + self.left_out
         return kept
 
     def _is_trained(self, stage: GuideStage) -> bool:
-        return self.stages.is_done(f"guide-{stage.name}")
-
-    def _too_short(self, waiting: Sequence[GuideStage]) -> bool:
-        return share_time(self.budget, waiting, self.reserve(waiting)) < waiting[0].seconds / 2
+        return stage.name in self.trained or self.stages.is_done(f"guide-{stage.name}")
 
     def learn(self, waiting: Sequence[GuideStage]) -> bool:
         """Train the first of the waiting guides, for its share of the time left; whether there was time."""
@@ -352,7 +355,7 @@ class InOrder:
         if stage.name in self.trained:
             self.take(stage, self.trained[stage.name])
             return True
-        shapes = [each.shape(self.settings.shape) for each in waiting]
+        shapes = [each.shape(self.settings.shape) for each in waiting if each.name not in self.trained]
         seconds = share_time(self.budget, shapes, self.reserve(waiting))
         if not self._is_trained(stage) and self.clock.left < self.needed(stage, seconds):
             return False
@@ -413,7 +416,7 @@ class InOrder:
             self.row_seconds(waiting)
             + reserved.round * rounds
             + reserved.samples * fresh
-            + _DATA_SECONDS * len(waiting)
+            + _DATA_SECONDS * sum(each.name not in self.trained for each in waiting)
             + _LAST_SECONDS
         )
 
@@ -505,10 +508,12 @@ def read_given(words: Sequence[str]) -> dict[str, Path]:
     """Guides that were trained before, by name: `rounds=FOLDER`."""
     pairs = [each.partition("=") for each in words]
     for name, _, folder in pairs:
-        if not (Path(folder) / "training.json").is_file():
+        path = Path(folder) / "training.json"
+        if not path.is_file() or not read_json(path).get("summary"):
+            bare = ", saved without a summary of its training" if path.is_file() else ""
             raise InputError(
                 f"a trained guide in {name}=FOLDER",
-                f"{folder or 'none'}",
+                f"{folder or 'none'}{bare}",
                 "Name what a run left in guide-NAME/guide.",
             )
     return {name: Path(folder) for name, _, folder in pairs}
@@ -577,6 +582,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given.add_argument("--data", type=Path, help="the folder of the corpora")
     given.add_argument("--prepared", type=Path, help="what prepare_keys.py has made of them")
     parser.add_argument("--settings", type=Path, help="what is done (default: CORPUS.toml beside this file)")
+    parser.add_argument("--name", default="", help="what results are called (default: as the corpus)")
     add_options(parser)
     return parser.parse_args(arguments)
 
@@ -586,7 +592,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base", required=True, help="GGUF file or folder of the base model")
     parser.add_argument("--work", type=Path, required=True, help="where stages leave their results")
     parser.add_argument("--output", type=Path, required=True, help="where what is small goes")
-    parser.add_argument("--name", default="", help="what results are called (default: as the corpus)")
     parser.add_argument("--adapter", type=Path, help="an adapter to take instead of fine-tuning one")
     parser.add_argument("--deadline", type=float, default=0.0, help="seconds after which all is to be done")
     parser.add_argument("--only", choices=[SEQ2SEQ, DA], default="", help="guides of this base alone")
