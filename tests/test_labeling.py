@@ -12,7 +12,7 @@ import pytest
 from commongen import FORMS, read_pairs
 from nado.errors import InputError, OracleError
 from nado.labeling import Labels, Rows, join_labels, label, label_batches
-from nado.oracles import Keywords, Length, Oracle, load_oracle, oracle
+from nado.oracles import Keywords, Length, Oracle, load_oracle, oracle, remote
 
 CONDITIONS, TEXTS = read_pairs()
 QUESTION = Keywords(forms=FORMS) & Length(maximum=12)
@@ -42,6 +42,12 @@ def assert_equal(first, second):
 def picky(text):
     if text == "bad":
         raise ValueError("cannot read this")
+    return "a" in text
+
+
+def refuses(text):
+    if text == "bad":
+        raise ConnectionError("refused")
     return "a" in text
 
 
@@ -183,7 +189,20 @@ def test_an_oracle_that_raises_is_named_with_its_text_and_earlier_batches_are_ke
     assert kept == [[True, False], [False, True]]
     assert str(raised.value) == (
         "expected an answer from the oracle picky; found ValueError: cannot read this for the text 'bad' "
-        "under the condition ''. Batches before it are kept; mend the oracle and run the same command again."
+        "under the condition ''. Mend it: any text may come, the empty one too, and for a cheap oracle every "
+        "prefix. Batches before it are kept; mend the oracle and run the same command again."
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_oracle_s_own_error_keeps_what_it_says_and_its_hint(workers, tmp_path):
+    judge = remote(refuses, retries=1, backoff=0.001, cache=tmp_path / "answers.sqlite")
+    with pytest.raises(OracleError) as raised:
+        collect(label_batches(judge, [rows_of(["a", "bad"])], workers=workers), [])
+    assert str(raised.value) == (
+        "expected an answer from the oracle refuses; found ConnectionError: refused after 2 attempts for the "
+        "text 'bad' under the condition ''. Answers so far are kept in the cache; run the same command "
+        "again. Batches before it are kept; mend the oracle and run the same command again."
     )
 
 

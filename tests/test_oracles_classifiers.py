@@ -295,6 +295,21 @@ def test_every_oracle_that_rests_on_a_score_can_say_how_far_a_prefix_is(bert):
         Sentiment("positive", steps=(0.5, 0.05))
 
 
+def test_steps_are_numbers_however_they_are_given(tmp_path):
+    given = [(0.0, 1.0), (0, 1), [0, 1], range(2), np.array([0, 1]), np.array([0.0, 1.0], dtype=np.float32)]
+    several = [Sentiment("positive", steps=each) for each in given]
+    assert all(each == several[0] and each.steps == (0.0, 1.0) for each in several)
+    assert {type(step) for each in several for step in each.steps} == {float}
+    # A guide that was trained with steps has this fingerprint in its config.
+    assert {each.fingerprint for each in several} == {"c0d4d52ec0b22ec46e6f1ed336858396"}
+    LinearClassifier.fit(TEXTS, LABELS).save(tmp_path)
+    loaded = [LinearClassifier.load(tmp_path, steps=each) for each in given]
+    assert len({each.fingerprint for each in loaded}) == 1
+    for wrong in ("", b"\x00\x01", np.array([True]), np.array(0.5), np.array([[0.5]]), {0.5}):
+        with pytest.raises(InputError, match="expected numbers as steps; found "):
+            Sentiment("positive", steps=wrong)
+
+
 def test_oracles_without_steps_ask_what_they_asked_before_there_were_any():
     assert "steps" not in Sentiment("positive").spec + Readability(minimum=80).spec
     trained = json.loads((Path(tiny.__file__).parent / "positive" / "config.json").read_text())

@@ -20,6 +20,7 @@ from safetensors import safe_open
 
 import small_models
 from guide_quality import guide_log_r, labelled_samples, measure
+from nado.beam_search import search_beams
 from nado.compiling import trained_attention
 from nado.drawing import draw, draw_rows
 from nado.errors import InputError, MismatchError, MissingPackageError
@@ -165,6 +166,37 @@ def test_a_folder_of_another_run_is_refused(tabular: tuple[TabularReader, Sample
     for guide in (fresh_guide(reader, head="norm"), fresh_guide(reader, shape_only=True)):
         with pytest.raises(MismatchError, match="another guide or config"):
             train(guide, reader, data, TrainingConfig(steps=1, batch_size=8), folder=tmp_path)
+
+
+def test_a_guide_that_was_warmed_up_in_between_is_another_one(
+    tabular: tuple[TabularReader, Samples], tmp_path: Path
+) -> None:
+    """The folder's run cannot have left it so: its warm-up would be lost without a word."""
+    reader, samples = tabular
+    data, guide = TrainingData.from_samples(samples, reader), fresh_guide(reader)
+    config = TrainingConfig(steps=1, batch_size=8)
+    train(guide, reader, data, config, folder=tmp_path)
+    train(guide, reader, data, dataclasses.replace(config, warm_up=True))
+    with pytest.raises(MismatchError, match="another guide or config"):
+        train(guide, reader, data, config, folder=tmp_path)
+
+
+def test_gradients_need_not_be_clipped(tabular: tuple[TabularReader, Samples], tmp_path: Path) -> None:
+    reader, samples = tabular
+    data = TrainingData.from_samples(samples, reader)
+    found = []
+    for clip in (1e30, float("inf"), 1e-3):
+        guide = randomise(fresh_guide(reader))
+        config = TrainingConfig(steps=2, batch_size=8, clip=clip, weight_decay=0.0)
+        summary = train(guide, reader, data, config, folder=tmp_path / str(clip))
+        save_guide(guide, tmp_path / "guide", summary=summary)
+        found.append(weights(guide))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert not all(torch.equal(found[0][name], found[2][name]) for name in found[0])
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(InputError) as raised:
+            TrainingConfig(clip=wrong)
+        assert str(raised.value) == f"expected clip above 0; found {wrong:g}. 1 is usual; inf clips nothing."
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "t5"])
@@ -411,6 +443,14 @@ def test_a_warm_up_alone_leaves_r_without_a_scale(
     for refused in (lambda: ~warmed, lambda: warmed | warmed):
         with pytest.raises(InputError, match="a guide whose R is a probability, for "):
             refused()
+    with pytest.raises(InputError) as caught:
+        search_beams(GuidedLanguageModel(model, warmed), [Prompt("x", "x")], beams=2)
+    assert str(caught.value) == (
+        "expected a guide whose R is a probability, by which beams rank prefixes; found one that was only "
+        "warmed up: its R is known up to a factor at every prefix. Train it further without warm_up, or "
+        'leave beams out: search = "greedy" in a study, --greedy on a command line. In Python '
+        "GuidedModel.generate(num_beams=…) searches q, which needs no more than ratios of R."
+    )
     GuidedLanguageModel(model, warmed & warmed, guidance=Guidance(strength=2, plausible=0.1))
     train(warmed, reader, data, TrainingConfig(steps=2, batch_size=8))
     GuidedLanguageModel(model, warmed, guidance=Guidance(doubt=0.1))

@@ -29,6 +29,11 @@ from nado.language_model import LanguageModel, has_fixed_rows
 from nado.prompts import Prompt
 
 _RANKED = "by which beams rank prefixes"
+_WITHOUT_BEAMS = (
+    'Train it further without warm_up, or leave beams out: search = "greedy" in a study, --greedy on a '
+    "command line. In Python GuidedModel.generate(num_beams=…) searches q, which needs no more than ratios "
+    "of R."
+)
 
 
 class SearchedText(NamedTuple):
@@ -75,7 +80,7 @@ def search_beams(
     if isinstance(model, GuidedLanguageModel):
         require_searchable(model.guidance)
         for guide in model.follower.guides if isinstance(model.follower, GuideFollower) else ():
-            require_probability(guide, _RANKED, "Train it further, or search q: generate(num_beams=…).")
+            require_probability(guide, _RANKED, _WITHOUT_BEAMS)
     found: list[list[SearchedText]] = []
     tokens = 0
     size = max(1, batch_size // beams)

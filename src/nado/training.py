@@ -71,7 +71,7 @@ class TrainingConfig:
     final_share: float = option(0.05, "of the learning rate, at the end of its cosine decay")
     ramp_steps: int = option(50, "steps over which the learning rate rises")
     weight_decay: float = option(0.01, "AdamW's weight decay")
-    clip: float = option(1.0, "largest norm of the gradient")
+    clip: float = option(1.0, "largest norm of the gradient; inf for any")
     consistency_weight: float = option(1.0, "of the consistency loss, the paper's lambda")
     log_consistency_weight: float = option(
         0.0, "of consistency in logs, which small chances are learned faster with"
@@ -106,8 +106,8 @@ class TrainingConfig:
             measure_every=self.measure_every,
             save_every=self.save_every,
         )
-        if not 0 < self.clip < math.inf:
-            raise InputError("clip above 0", f"{self.clip:g}", "1 is usual.")
+        if not self.clip > 0:
+            raise InputError("clip above 0", f"{self.clip:g}", "1 is usual; inf clips nothing.")
         for name in _AT_LEAST_ZERO:
             if not 0 <= getattr(self, name) < math.inf:
                 found = f"{getattr(self, name):g}"

@@ -7,6 +7,7 @@ be made of it; recipes/formality_mt/README.md and recipes/dial say what guides m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,9 +67,14 @@ def reached(scores: NDArray[np.float64], steps: Sequence[float]) -> BoolArray:
 
 def read_steps(given: object, lowest: float, highest: float) -> tuple[float, ...]:
     """Steps as an oracle keeps them; what no scores can be is refused."""
-    if not isinstance(given, list | tuple) or not all(map(_is_number, given)):
+    several = given.tolist() if isinstance(given, np.ndarray) else given
+    if (
+        isinstance(several, str | bytes)
+        or not isinstance(several, Sequence)
+        or not all(map(_is_number, several))
+    ):
         raise InputError("numbers as steps", repr(given), "Write a list: steps = [0.25, 0.5, 0.75].")
-    steps = tuple(given)
+    steps = tuple(map(float, several))  # 0 and 0.0 are one question, so they need one fingerprint
     if wrong := [each for each in steps if not lowest <= each <= highest]:
         raise InputError(
             f"steps between {lowest:g} and {highest:g}", f"{wrong[0]:g}", "They are scores of prefixes."
@@ -79,4 +85,4 @@ def read_steps(given: object, lowest: float, highest: float) -> tuple[float, ...
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -34,11 +34,10 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception, trace: str = "") -> Failure:
-        """What an oracle raised; of an oracle's own error what it found, or what was behind it."""
-        behind = error.__cause__ if isinstance(error, OracleError) and error.__cause__ else error
-        if isinstance(behind, OracleError):
-            return cls("raised", behind.found, trace, behind.hint)
-        return cls("raised", f"{type(behind).__name__}: {behind}", trace)
+        """What an oracle raised; of an oracle's own error what it found, its cause included, and its hint."""
+        if isinstance(error, OracleError):
+            return cls("raised", error.found, trace, error.hint)
+        return cls("raised", f"{type(error).__name__}: {error}", trace)
 
 
 class Job(NamedTuple, Generic[Rows]):
