@@ -675,6 +675,20 @@ def test_a_floor_is_one_of_chances_whatever_is_made_of_r(choices: dict[str, Any]
         assert all(each.base_tokens == 0 for each in found) == given_up
 
 
+@pytest.mark.parametrize("choices", [{}, {"strength": 2.0}, {"strength": 0.0}, {"doubt": 0.2}])
+def test_a_floor_counts_what_the_oracle_says_of_the_end(choices: dict[str, Any]) -> None:
+    """The text all but ends here, R would let it, the oracle does not: nothing else is likely enough."""
+    table = torch.full_like(log_r_table("constant"), 0.02 / 3)
+    table[:, base().eos_id] = 0.98
+    model = TabularModel({"x": table.log()}, length_limit=base().length_limit)
+    follower = TabularFollower({PAIR: torch.full_like(table, math.log(0.95))})
+    for floor, given_up in ((0.01, False), (0.5, True)):
+        guidance = Guidance(floor=floor, exact_end=True, **choices)
+        asked = GuidedLanguageModel(model, follower, guidance=guidance, oracle=ORACLE)
+        (found,) = verified(asked, ["x"], ["ab"], ORACLE, budget=1)
+        assert (found.base_tokens == 0) == given_up
+
+
 # --- real architectures -------------------------------------------------------------------------------
 
 PROMPTS = ["the dog", "a cat sees the"]

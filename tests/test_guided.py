@@ -29,7 +29,7 @@ from nado.guided_language_model import GuidedLanguageModel
 from nado.heads import Scores
 from nado.huggingface import CausalModel, EncoderDecoderModel, load_model
 from nado.huggingface.reading import HuggingFaceReader
-from nado.oracles import Keywords
+from nado.oracles import Keywords, Length
 from nado.study.guides import load
 from nado.warpers import Warpers
 from random_guides import random_guide
@@ -553,10 +553,38 @@ def test_a_floor_ends_texts_without_hope() -> None:
             assert text.tokens == model._text_of(written(model, reference)[row].tolist())
 
 
+@pytest.mark.parametrize("strength", [1.0, 2.0])
+def test_a_floor_counts_what_the_oracle_says_of_the_end(strength: float) -> None:
+    """R would let the text end at once; the oracle does not, and the rest of R falls short of the floor."""
+    reader = reader_of("llama")
+    model = GuidedModel(reader.model, random_guide(reader), oracle=Keywords())
+    conditions = ["nowhere"] * len(PROMPTS)
+    state = model.language_model.start(PROMPTS, conditions)
+    joint = (state.log_p_base + state.step.log_factor).exp()  # p(v) R(v)
+    whole, ends = joint.sum(-1), joint[:, model.base.eos_id]
+    row = int((ends / whole).argmax())
+    assert ends[row] > 0.02 * whole[row]
+    floor = float(whole[row] - ends[row] / 2)
+    guidance = Guidance(strength, floor=floor, exact_end=True)
+    texts = model.generate_texts([PROMPTS[row]], ["nowhere"], guidance=guidance)
+    assert (texts[0].dead_end, texts[0].tokens) == (True, [model.base.eos_id])
+
+
 def test_a_floor_goes_without_an_assistant() -> None:
     model = guided_model("llama")
     with pytest.raises(InputError, match=r"no floor with an assistant; found a floor of 0\.1"):
         run(model, guidance=Guidance(floor=0.1), prompt_lookup_num_tokens=3, do_sample=False)
+
+
+def test_calls_are_counted_by_prefix_and_not_by_what_is_asked() -> None:
+    reader, keywords = reader_of("llama"), Keywords()
+    guide = random_guide(reader, progress_bits=2, oracle_fingerprint=keywords.fingerprint)
+    found = [
+        GuidedModel(reader.model, guide, oracle=oracle).generate_texts(PROMPTS, CONDITIONS)
+        for oracle in (keywords, keywords & Length(maximum=12), ~~keywords)
+    ]
+    assert [text.tokens for text in found[1]] == [text.tokens for text in found[0]]
+    assert found[1].oracle_calls == found[0].oracle_calls == found[2].oracle_calls > 0
 
 
 def test_streaming() -> None:

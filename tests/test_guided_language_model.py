@@ -20,8 +20,8 @@ from nado.guided import GuidedModel
 from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.huggingface.reading import HuggingFaceReader
-from nado.oracles import Keywords, Length, Oracle
-from nado.prefixes import PrefixReader
+from nado.oracles import Keywords, Length, Oracle, Pattern
+from nado.prefixes import JointReader, PrefixReader, told_by
 from nado.prompts import Prompt
 from nado.proposals import Proposal, guided_mixture
 from nado.testing import check_language_model
@@ -137,7 +137,9 @@ def test_each_guide_of_a_formula_is_told_the_progress_of_its_own_oracle(swapped:
     for position in range(LIMIT):
         expected = sum(each.step.log_factor for each in states)
         ends = torch.arange(small_models.V) == small_models.EOS
-        assert (state.step.log_factor - expected)[:, ~ends].nan_to_num(0, 0, 0).abs().max() < 1e-4
+        factors, wanted = (each[:, ~ends] for each in (state.step.log_factor, torch.as_tensor(expected)))
+        assert torch.equal(factors.isneginf(), wanted.isneginf())
+        assert (factors - wanted).nan_to_num(0).abs().max() < 1e-4
         prefixes = guided.decode(tokens[:, :position].tolist())
         may_end = state.step.log_factor[:, small_models.EOS] == 0
         assert may_end.tolist() == joined(CONDITIONS, prefixes).tolist()
@@ -175,6 +177,129 @@ def test_a_guide_is_told_of_the_part_of_an_oracle_that_it_was_trained_for() -> N
         "that does not say what it was trained for. Join the oracles they were trained for; a guide's own is "
         "its config's oracle_fingerprint."
     )
+
+
+A, B, C = Keywords(), Length(minimum=3), Pattern("the")
+JOINED: dict[str, tuple[Oracle, Oracle]] = {  # what a guide was trained for, and what it is used with
+    "first": (A & B, (A & B) & C),
+    "last": (A & B, C & (A & B)),
+    "in the middle": (A & B, C & (A & B) & C),
+    "either": (A | B, (A | B) | C),
+    "denied": (A | B, C & ~(A | B)),
+    "all of it denied": (A | B, ~(A | B)),
+    "denied in part": (A | ~B, ~(A | ~B | C)),
+    "denied twice": (A | B, ~(~(A | B) | C)),
+}
+
+
+@pytest.mark.parametrize(("own", "asked"), JOINED.values(), ids=JOINED)
+def test_what_was_joined_may_be_joined_further(own: Oracle, asked: Oracle) -> None:
+    """`(a & b) & c` is kept as `a & b & c`, and `~(a | b)` as `~a & ~b`."""
+    reader = HuggingFaceReader(load("llama"))
+    choices: dict[str, Any] = {"progress_bits": 4, "named_parts": True}
+    guide = random_guide(reader, **choices, oracle_fingerprint=own.fingerprint)
+    other = random_guide(reader, 1, progress_bits=1, oracle_fingerprint=C.fingerprint)
+    tokens = torch.randint(4, small_models.V, (3, LIMIT), generator=torch.Generator().manual_seed(1))
+    lengths = torch.full((3,), LIMIT)
+    found, expected = (
+        GuidedLanguageModel(reader.model, guide, oracle=oracle).score(PROMPTS, tokens, lengths, CONDITIONS)
+        for oracle in (asked, own)
+    )
+    assert torch.equal(found, expected)
+    told = told_by([guide, guide, other], C & asked)
+    assert [each.fingerprint for each in told] == [own.fingerprint, own.fingerprint, C.fingerprint]
+    assert told[0] is told[1]  # so that it is asked once for both
+
+
+@pytest.mark.parametrize("denied", [False, True])
+def test_guides_of_a_formula_are_not_told_of_an_oracle_that_is_not_theirs(denied: bool) -> None:
+    reader = HuggingFaceReader(load("llama"))
+    keywords, length = Keywords(), Length(minimum=3)
+    oracle: Oracle = ~keywords if denied else keywords
+    own = {"oracle_fingerprint": keywords.fingerprint, "oracle_name": keywords.name}
+    other = {"oracle_fingerprint": length.fingerprint, "oracle_name": length.name}
+    guide = random_guide(reader, 0, progress_bits=3, **own)
+    stranger = random_guide(reader, 1, progress_bits=1, **other)
+    with pytest.raises(MismatchError) as raised:
+        GuidedLanguageModel(reader.model, guide & stranger, oracle=oracle)
+    assert str(raised.value) == (
+        f"expected guides trained for {oracle.name}, whose progress they are told; found one trained for "
+        "length. Join the oracles they were trained for; a guide's own is its config's oracle_fingerprint."
+    )
+    # One that is told nothing may be for anything, and one that does not say for what is told of this.
+    for second in (random_guide(reader, 1, **other), random_guide(reader, 1, progress_bits=3)):
+        GuidedLanguageModel(reader.model, guide & second, oracle=oracle).start(PROMPTS, CONDITIONS)
+
+
+class Described(Keywords):
+    """Counts how often it is asked what it is: a classifier reads all of its weights to say so."""
+
+    told = 0
+
+    @property
+    def spec(self) -> str:
+        Described.told += 1
+        return super().spec
+
+
+def test_an_oracle_is_described_once_however_often_texts_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, oracle = HuggingFaceReader(load("llama")), Described() & Length(minimum=3)
+    own = Described().fingerprint
+    guide = random_guide(reader, progress_bits=3, oracle_fingerprint=own)
+    monkeypatch.setattr(Described, "told", 0)
+    model = GuidedModel(reader.model, guide, oracle=oracle)
+    known = Described.told
+    assert known > 0
+    for guidance in (None, Guidance(exact_end=True), Guidance(strength=2.0)):
+        model.generate_texts(PROMPTS, CONDITIONS, guidance=guidance)
+        model.search_texts(PROMPTS, CONDITIONS, beams=2, guidance=guidance)
+    assert Described.told == known
+    # Nobody is told anything, or there is nobody else to be told of anything else.
+    nothing = random_guide(reader, oracle_fingerprint=own)
+    for formula, asked in ((nothing & nothing, oracle), (guide, Described()), (nothing, oracle)):
+        monkeypatch.setattr(Described, "told", 0)
+        GuidedModel(reader.model, formula, oracle=asked).generate_texts(PROMPTS, CONDITIONS)
+        assert Described.told == 0
+
+
+def test_each_prefix_is_decoded_and_counted_once_however_many_oracles_are_asked() -> None:
+    reader = HuggingFaceReader(load("llama"))
+    first, second = Keywords(), Length(minimum=3)
+    decoded: list[int] = []
+
+    def decode(tokens: Any) -> list[str]:
+        decoded.append(len(tokens))
+        return reader.model.decode(tokens)
+
+    prefixes = JointReader(first & second, [(first, 3), (second, 1), (first, 3)], decode, ends=True)
+    for tokens in ([[4, 5]], [[4, 5], [6]], [[6], [6], [4, 5]]):
+        found = prefixes.read(["dog"] * len(tokens), tokens)
+        assert found.progress.shape == (len(tokens), 7)
+    assert decoded == [1, 2, 3]
+    assert prefixes.calls == 2
+    assert prefixes.read(["cat"], [[6]]).stops.tolist() == [False]
+    assert prefixes.calls == 3
+
+
+def test_rows_keep_nothing_as_wide_as_the_vocabulary_that_nobody_asks_for() -> None:
+    reader = HuggingFaceReader(load("llama"))
+    guide = random_guide(reader)
+    for guidance in (Guidance(), Guidance(strength=2.0), Guidance(strength=2.0, floor=0.1)):
+        model = GuidedLanguageModel(reader.model, guide, guidance=guidance)
+        state = model.start(PROMPTS, CONDITIONS)
+        assert state.log_p.shape == (3, small_models.V)
+        kept = model.select(state, torch.tensor([2, 0]))
+        for rows, each in ((3, state), (2, kept)):
+            own = {name: value for name, value in vars(each).items() if isinstance(value, Tensor)}
+            wide = [name for name, value in own.items() if value.shape == (rows, small_models.V)]
+            assert wide == ["base_log_p"]
+            assert (each.log_chance is None) == (guidance.floor == 0)
+        if state.log_chance is not None and kept.log_chance is not None:
+            assert torch.equal(kept.log_chance, state.log_chance[[2, 0]])
+            log_r = state.step.log_factor / 2
+            assert torch.allclose(state.log_chance, (state.log_p_base + log_r).logsumexp(-1))
+        state = model.step(state, torch.tensor([4, 5, 6]))
+        assert state.log_chance is None
 
 
 def test_a_row_at_its_last_position_is_rewound_to_where_it_was() -> None:

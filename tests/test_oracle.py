@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from nado.errors import InputError, OracleError
 from nado.oracles import (
     AllOf,
+    HuggingFaceClassifier,
     Keywords,
     Length,
     Oracle,
     Pattern,
     StartsWith,
     check_oracle,
+    huggingface_classifier,
     load_oracle,
     oracle,
 )
+from nado.storage import digest_file
 
 
 @oracle
@@ -305,6 +308,28 @@ def test_fingerprints_are_equal_in_every_process():
         for seed in ("1", "2")
     ]
     assert runs[0].stdout == runs[1].stdout != ""
+
+
+def test_a_classifier_s_folder_is_read_again_only_when_it_has_changed(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        huggingface_classifier, "digest_file", lambda path: read.append(path.name) or digest_file(path)
+    )
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    sad = HuggingFaceClassifier(str(tmp_path), label="sad")
+    first = sad.fingerprint
+    assert (sad & Pattern("a")).fingerprint != sad.fingerprint == first
+    assert HuggingFaceClassifier(str(tmp_path), label="calm").fingerprint != first
+    assert read == ["config.json", "model.safetensors"]
+    (tmp_path / "model.safetensors").write_bytes(b"heavier")
+    assert sad.fingerprint != first
+    assert len(read) == 4
+    (tmp_path / "config.json").unlink()
+    assert sad.fingerprint != first
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    assert sad.fingerprint == first
 
 
 def test_oracles_reach_another_process():

@@ -21,7 +21,7 @@ from nado.guide import Conditions
 from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel
 from nado.huggingface.reading import HuggingFaceReader
-from nado.oracles import Keywords
+from nado.oracles import Keywords, Length
 from nado.oracles.protocol import BoolArray
 from nado.prompts import Prompt
 from nado.proposals import Proposal
@@ -30,6 +30,7 @@ from nado.serving.jobs import Answer, DeadlineError, Delta, Event, Failure, Job,
 from nado.serving.joining import group, measure, rows_together
 from nado.serving.models import ServedModel, default_sources
 from nado.serving.pool import Row
+from nado.serving.reading import _require_condition
 from nado.serving.text_stream import TextStream
 from nado.serving.voices import Member, Voice
 from nado.tiny import locate_guide
@@ -164,6 +165,24 @@ def test_two_guides_of_strength_1_are_their_conjunction(engine: Engine, reader: 
     model = GuidedLanguageModel(reader.model, first.guide & second.guide, oracle=ORACLE)
     answers = ask(engine, n=6, seed=4, guides=("first", "second"), voice=Voice((1.0, 1.0)))
     assert [list(answer.tokens) for answer in answers] == draw(model, 6, seed=4)
+
+
+def test_a_guide_that_is_served_with_a_stricter_oracle_is_told_of_its_own(
+    served: ServedModel, reader: HuggingFaceReader
+) -> None:
+    own = {"progress_bits": 4, "named_parts": True, "oracle_fingerprint": ORACLE.fingerprint}
+    guide = random_guide(reader, 0, **own)
+    found = []
+    for oracle in (ORACLE, Length(maximum=LIMIT) & ORACLE):
+        member = Member("first", guide, oracle)
+        made = Engine(replace(served, members=(member,)), CONFIG)
+        made.start()
+        found.append([answer.tokens for answer in ask(made, n=6, seed=5, condition="ball, park, man")])
+        assert made.stop(30)
+        measured = measure(reader.model, [member], "the", "ball, park", 16)  # type: ignore[arg-type]
+        assert measured == measure(reader.model, [Member("", guide, ORACLE)], "the", "ball, park", 16)  # type: ignore[arg-type]
+        _require_condition(member, ["ball, park, man"], 12)
+    assert found[0] == found[1]
 
 
 def test_a_guide_of_strength_0_beside_another_is_left_out(engine: Engine) -> None:

@@ -15,18 +15,20 @@ import small_models
 from nado.cli import app
 from nado.errors import InputError, MismatchError, NadoError, StorageError
 from nado.guide import UNCALIBRATED
-from nado.huggingface import load_model
+from nado.guided import GuidedModel
+from nado.huggingface import CausalModel, load_model
 from nado.options import option, read_options, required
 from nado.oracles.loading import names_python, saved_oracle
 from nado.prompts import Prompt
 from nado.rounds import RoundsConfig
+from nado.serving.models import GuideSource, load_served
 from nado.study import parse_study, read_study, run_study
 from nado.study.checking import check_study
 from nado.study.guides import hold_out, load, use_guide
 from nado.study.materials import read_tasks
 from nado.study.reading import SECTIONS, resolve_oracle, section_class
 from nado.study.running import Run
-from nado.study.sections import BaseConfig, PromptsConfig
+from nado.study.sections import BaseConfig, PromptsConfig, fill_template
 from nado.study.stages import Stage, require_same
 from nado.study.systems import Written, read_texts, save_texts
 from nado.training import TrainingConfig
@@ -419,6 +421,35 @@ def test_a_mistake_says_where_it_is_and_what_to_do(tmp_path: Path, text: str, ex
     assert any(each.startswith(expected) for each in problems_of(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    ("template", "filled"),
+    [
+        ("int main() {} // {words}", "int main() {} // dog ball"),
+        ('{"keywords": "{condition}", "meta": {}} ->', '{"keywords": "dog, ball", "meta": {}} ->'),
+        ("\\emph{content} {words} =", "\\emph{content} dog ball ="),
+        ("one prompt for all", "one prompt for all"),
+    ],
+)
+def test_braces_of_a_template_that_stand_for_nothing_are_text(template: str, filled: str) -> None:
+    assert fill_template(PromptsConfig(file=Path("p.txt"), template=template).template, "dog, ball") == filled
+
+
+@pytest.mark.parametrize(
+    ("template", "found", "hint"),
+    [
+        ("{word} {condition}", "{word}", "Did you mean {words}?"),
+        ("{words} = {Conditions}", "{Conditions}", "Did you mean {condition}?"),
+        ("{keywords}, not {condition}", "{keywords}", "Did you mean {words}?"),
+        ("{text} =", "{text}", "Known: {condition}, {words}."),
+        ("{} =", "{}", "Known: {condition}, {words}."),
+    ],
+)
+def test_a_misspelled_word_of_a_template_is_refused(template: str, found: str, hint: str) -> None:
+    with pytest.raises(InputError) as raised:
+        PromptsConfig(file=Path("p.txt"), template=template)
+    assert str(raised.value) == f"expected {{condition}} and {{words}} in the template; found {found}. {hint}"
+
+
 def test_the_first_mistake_is_an_error_that_counts_the_others(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(NEEDED + "[train]\nstepz = 5\nbatch_size = 0\n")
     with pytest.raises(InputError) as error:
@@ -717,6 +748,34 @@ def test_a_check_finds_guidance_that_would_be_refused(tmp_path: Path, settings: 
     assert problem.startswith(f"[generate]: {expected}")
 
 
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ('search = "beam"\nbeams = 8', 'search = "beam"'),
+        ("doubt = 0.1", "doubt"),
+        ("target_rate = 0.5", "a target_rate below 1"),
+    ],
+)
+def test_a_check_finds_what_a_guide_that_was_only_warmed_up_will_be_refused_for(
+    tmp_path: Path, settings: str, name: str
+) -> None:
+    """It would be refused after all its training."""
+    asked = STUDY.replace("[generate]\n", f"[generate]\n{settings}\n")
+    assert checked(make_study(tmp_path, asked)) == []
+    assert checked(make_study(tmp_path, asked.replace("[train]\n", "[train]\nwarm_up = true\n"))) == [
+        f"[generate]: expected a guide whose R is a probability, for {name}; found warm_up = true in "
+        "[train], which leaves R known up to a factor at every prefix. Train without warm_up ([rounds] can "
+        f"begin with one: warm_up_steps), or leave {name} out."
+    ]
+
+
+def test_a_warm_up_that_is_sampled_from_has_nothing_to_be_refused_for(tmp_path: Path) -> None:
+    text = STUDY.replace("[train]\n", "[train]\nwarm_up = true\n")
+    found = check_study(make_study(tmp_path, text), tmp_path / "study")
+    assert not found.problems
+    assert found.notes == ["warm_up fixes only the shape of R: rates and calibration will mean nothing"]
+
+
 def test_a_check_finds_a_guide_of_another_base(copied: Path, tmp_path: Path) -> None:
     guide = copied.with_suffix("") / "train"
     assert checked(copied, guide=guide) == []
@@ -786,3 +845,36 @@ def test_a_study_is_reported_as_a_page(finished: tuple[Path, Path, dict[str, Any
     assert isinstance(again.exception, InputError)
     missing = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert "no evaluation.json" in str(missing.exception)
+
+
+# --- beside another base ------------------------------------------------------------------------------
+
+
+def test_a_guide_is_measured_beside_another_base_by_its_own_part_of_a_stricter_oracle(
+    copied: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    guide, other = copied.with_suffix("") / "train", copied.parent / "other"
+    small_models.save("llama", other, seed=5)
+    own = {"name": "keywords", "inflections": False, "at_least": 1}
+    stricter = {"all": [{"name": "length", "minimum": 2}, own]}
+    found = []
+    for oracle in (own, stricter):
+        caplog.clear()
+        used = use_guide(guide, oracle=oracle, allow_other_base=True, name=str(other))
+        assert isinstance(used.base, CausalModel)
+        GuidedModel.from_pretrained(used.base, guide, oracle=used.oracle, allow_other_base=True)
+        sources = [GuideSource(name, guide, oracle) for name in ("first", "second")]
+        load_served(sources, allow_other_base=True, base={"name": str(other)})
+        found.append([each for each in caplog.messages if "held-out texts success" in each])
+    assert len(found[0]) == 4
+    assert found[0] == found[1]
+
+
+def test_a_guide_of_what_an_oracle_denies_is_said_to_be_one(
+    copied: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reads the same of prefixes, but leads to the opposite."""
+    guide = copied.with_suffix("") / "train"
+    own = {"name": "keywords", "inflections": False, "at_least": 1}
+    load(guide, oracle={"not": own})
+    assert caplog.messages == ["the guide was trained for another oracle than this ~keywords"]

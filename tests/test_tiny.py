@@ -1,5 +1,6 @@
 """The embedded model: there, small enough, and loadable by anyone."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import nado
 import nado.tiny
+from nado.errors import InputError
 from nado.guidance import Guidance
 from nado.huggingface import load_model
+from nado.study.guides import use_guide
 from nado.tiny import GUIDES, locate_base, locate_guide
 
 HERE = Path(nado.tiny.__file__).parent
@@ -32,6 +35,48 @@ def test_a_folder_of_that_name_comes_before_an_embedded_guide(name, monkeypatch,
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
     assert locate_guide(name) == Path(name)
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_an_embedded_guide_finds_its_base_wherever_it_is_asked_for(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    for model in (nado.load(name, device="cpu"), nado.load(name, base="tiny", device="cpu")):
+        assert model.guides[0].config.base_fingerprint == model.base.fingerprint
+    assert use_guide(locate_guide(name), device="cpu").guide.config.base_name == "tiny"
+
+
+def test_a_base_that_cannot_be_loaded_is_one_error_for_everyone(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "vit"}')
+    for name, named in (("empty", tmp_path / "empty"), (tmp_path / "other", tmp_path / "other")):
+        for load in (
+            lambda name=name: nado.load("keywords", base=name),
+            lambda name=name: use_guide(locate_guide("keywords"), name=str(name)),
+            lambda named=named: load_model(named, length_limit=32),
+        ):
+            with pytest.raises(InputError) as error:
+                load()
+            assert str(error.value).startswith(
+                f"expected a base that can be loaded as {str(named)!r}; found the error: "
+            )
+            assert str(error.value).endswith(
+                "Give a folder or .gguf file that is there, or a hub name that can be reached."
+            )
+
+
+def test_a_base_with_code_of_its_own_is_not_run(tmp_path):
+    code = {"AutoConfig": "homemade.HomemadeConfig"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "homemade", "auto_map": code}))
+    (tmp_path / "homemade.py").write_text("raise SystemExit('executed')\n")
+    with pytest.raises(InputError) as error:
+        nado.load("keywords", base=tmp_path)
+    assert str(error.value) == (
+        f"expected a base that transformers has the code of; found code of its own in {tmp_path}. "
+        "Read it; load_model(…, trust_remote_code=True) runs it."
+    )
 
 
 def test_the_base_loads_with_transformers_alone():

@@ -86,7 +86,9 @@ class GuideFollower:
         """Conditions are padded to multiples of `rounding` tokens: their tensors then have few shapes."""
         self.formula, self.guides, self._rounding = formula, leaves(formula), rounding
         # Each guide is told the progress of its own oracle.
-        self._oracles = None if oracle is None else told_by(self.guides, oracle)
+        self.oracles: Sequence[Oracle | None] = [None] * len(self.guides)
+        if oracle is not None:
+            self.oracles = told_by(self.guides, oracle)
         for guide in self.guides:
             if guide.reader is None:
                 raise InputError(
@@ -102,7 +104,8 @@ class GuideFollower:
     @property
     def told(self) -> list[tuple[Oracle, int]]:
         """The oracle of each guide, and how many bits of its progress the guide is told."""
-        return list(zip(self._oracles or [], self._bits, strict=False))
+        pairs = zip(self.oracles, self._bits, strict=True)
+        return [(own, bits) for own, bits in pairs if own is not None]
 
     @property
     def _bits(self) -> list[int]:
@@ -177,10 +180,10 @@ class GuideFollower:
 
     def _read(self, number: int, conditions: Sequence[str]) -> tuple[Known, Tensor | None, Tensor]:
         """What a guide knows of conditions, their keys and values, and their lengths."""
-        guide, names = self.guides[number], None
+        guide, own, names = self.guides[number], self.oracles[number], None
         assert guide.reader is not None
-        if guide.config.named_parts and self._oracles is not None:
-            names = self._oracles[number].progress_names
+        if guide.config.named_parts and own is not None:
+            names = own.progress_names
         encoded = Conditions.encode(guide.reader, conditions, names)
         if self._rounding > 1:
             encoded = encoded.rounded(self._rounding, guide.config.progress_bits)

@@ -134,13 +134,8 @@ def guide_step(
     if not guidance.exact_end:
         factor = plausible_log_r(log_p, factor, share)
         return GuidedStep(*guided_distribution(log_p, factor), factor)
-    assert stops is not None
-    assert eos_id is not None
     # After the strength: 0 leaves the guide out, not the oracle.
-    ends = torch.arange(log_r.shape[-1], device=log_r.device) == eos_id
-    answered = ends if exact is None else ends & exact.unsqueeze(-1)
-    answers = torch.where(stops, 0.0, -math.inf).to(log_r.dtype)
-    factor = torch.where(answered, answers.unsqueeze(-1), factor)
+    factor, ends = _answer_ends(factor, stops, eos_id, exact)
     factor = plausible_log_r(log_p, factor, share)
     log_q, log_s = guided_distribution(log_p, factor)
     lost = torch.isneginf(log_s) if exact is None else torch.isneginf(log_s) & exact
@@ -150,6 +145,18 @@ def guide_step(
     return GuidedStep(torch.where(lost.unsqueeze(-1), _going_on(log_q, ends), log_q), log_s, factor)
 
 
+def _answer_ends(
+    log_r: Tensor, stops: Tensor | None, eos_id: int | None, exact: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """R with the oracle's answers in place of R(EOS), and where in a row (V,) EOS is."""
+    assert stops is not None
+    assert eos_id is not None
+    ends = torch.arange(log_r.shape[-1], device=log_r.device) == eos_id
+    answered = ends if exact is None else ends & exact.unsqueeze(-1)
+    answers = torch.where(stops, 0.0, -math.inf).to(log_r.dtype)
+    return torch.where(answered, answers.unsqueeze(-1), log_r), ends
+
+
 def _going_on(log_p: Tensor, ends: Tensor) -> Tensor:
     """p without EOS: a text that cannot be satisfied any more is cut at the limit rather than finished."""
     others = log_p.masked_fill(ends, -math.inf)
@@ -157,9 +164,24 @@ def _going_on(log_p: Tensor, ends: Tensor) -> Tensor:
     return torch.where(torch.isneginf(rest), log_p, others - rest)
 
 
-def chance(step: GuidedStep, log_p: Tensor, log_r: Tensor, guidance: Guidance) -> Tensor:
-    """log Σ_v p(v) R(v): how likely success still is, whatever is made of R to decode with."""
-    return step.log_s if guidance.plain else expected_log_r(log_p, log_r)
+def chance(
+    step: GuidedStep,
+    log_p: Tensor,
+    log_r: Tensor,
+    guidance: Guidance,
+    *,
+    stops: Tensor | None = None,
+    eos_id: int | None = None,
+) -> Tensor:
+    """log Σ_v p(v) R(v): how likely success still is, whatever is made of R to decode with.
+
+    Where the end is exact, R(EOS) is what the oracle says, here as in `guide_step`.
+    """
+    if guidance.plain:
+        return step.log_s
+    if guidance.exact_end:
+        log_r, _ = _answer_ends(log_r, stops, eos_id)
+    return expected_log_r(log_p, log_r)
 
 
 def begin_soft(log_p: Tensor, log_r: Tensor, guidance: Guidance) -> SoftCoefficients | None:

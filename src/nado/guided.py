@@ -25,9 +25,10 @@ from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTra
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from nado.beam_search import search_beams
-from nado.composition import Composable, Composition, combine, leaves
+from nado.composition import Composable, Composition, combine
 from nado.decomposition import SoftCoefficients, close_at_limit
 from nado.errors import InputError
+from nado.following import GuideFollower
 from nado.guidance import Guidance, begin_soft, chance, guide_step
 from nado.guide import Guide
 from nado.guide_cache import add_guide_layers, guide_caches, is_static
@@ -40,7 +41,7 @@ from nado.huggingface.output_layer import watch_inputs
 from nado.huggingface.reading import HuggingFaceReader
 from nado.huggingface.shared import require_list
 from nado.oracles.protocol import Oracle
-from nado.prefixes import JointReader
+from nado.prefixes import JointReader, names_for
 from nado.prompts import pair_prompts
 from nado.steering import Positions, Steering
 
@@ -129,8 +130,10 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         oracle: Oracle | None = None,
     ) -> None:
         self.base, self.oracle, self.guidance = base, oracle, guidance
-        self.language_model = GuidedLanguageModel(base, guide, guidance=guidance, oracle=oracle)
-        self.guides = tuple(leaves(guide))
+        # Which part of the oracle each guide is told of is found out once, not for every call.
+        self.follower = GuideFollower(guide, oracle)
+        self.language_model = GuidedLanguageModel(base, self.follower, guidance=guidance, oracle=oracle)
+        self.guides = tuple(self.follower.guides)
         self.__dict__["formula"] = guide  # past torch's own setter: the guide's weights are not the base's
         for each in self.guides:
             _require_masks(each)
@@ -149,7 +152,7 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         allow_other_base: bool = False,
     ) -> "GuidedModel":
         """A base with the guide of a folder that `save_guide` has written."""
-        names = None if oracle is None else oracle.progress_names
+        names = names_for(guide, oracle)
         loaded = load_guide(
             guide, HuggingFaceReader(base), allow_other_base=allow_other_base, part_names=names
         )
@@ -275,7 +278,7 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
 
     def _under(self, guidance: Guidance) -> GuidedLanguageModel:
         """q under another guidance than the model's own."""
-        return GuidedLanguageModel(self.base, self._formula, guidance=guidance, oracle=self.oracle)
+        return GuidedLanguageModel(self.base, self.follower, guidance=guidance, oracle=self.oracle)
 
     @property
     def _formula(self) -> Composable:
@@ -320,7 +323,7 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
                 "Give conditions= with the tokens: a guide does not read them from the base's prompt.",
             )
         width = 1 if isinstance(self.base, EncoderDecoderModel) else rows.shape[1]
-        steering = Steering(self.base, self.guides, conditions, width, guidance, self.oracle)
+        steering = Steering(self.base, self.follower, conditions, width, guidance, self.oracle)
         parent: Any = super()
         return parent.generate(**self._with_defaults(settings), **{_GUIDING: steering}), steering
 
@@ -531,10 +534,11 @@ class GuidedModel(PreTrainedModel, GenerationMixin):
         guidance, eos_id = positions.guidance, self.base.eos_id
         soft = self._soften(log_p, log_r, positions, kept)
         stops = None if positions.stops is None else positions.stops[:, -kept:].flatten()
-        step = guide_step(log_p, log_r, guidance, soft=soft, stops=stops, eos_id=eos_id)
+        answers: dict[str, Any] = {"stops": stops, "eos_id": eos_id}
+        step = guide_step(log_p, log_r, guidance, soft=soft, **answers)
         if positions.live is None or positions.dead_ends is None:
             return step.log_q
-        dead = chance(step, log_p, log_r, guidance) < math.log(guidance.floor)
+        dead = chance(step, log_p, log_r, guidance, **answers) < math.log(guidance.floor)
         live = positions.live[:, -kept:]
         positions.dead_ends.logical_or_((dead.view(live.shape) & live).any(dim=1))
         ended = torch.full_like(step.log_q, -math.inf)

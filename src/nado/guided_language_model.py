@@ -47,7 +47,7 @@ class GuidedState:
     soft: Tensor | None  # (B, 2) log α and log β of each row
     now: GuidedStep | None = None  # made when it is first asked for
     base_log_p: Tensor | None = None  # (B, V), made with it
-    log_r: Tensor | None = None  # (B, V) of the guide, before strength, doubt and rate; made with it
+    log_chance: Tensor | None = None  # (B,) how likely success still is, made with it where there is a floor
 
     @property
     def log_p(self) -> Tensor:
@@ -69,12 +69,9 @@ class GuidedState:
         assert self.base_log_p is not None
         return self.base_log_p
 
-    @property
-    def log_chance(self) -> Tensor:
-        """log of how likely success still is by the guide: (B,)."""
-        step, log_p = self.step, self.log_p_base
-        assert self.log_r is not None
-        return chance(step, log_p, self.log_r, self.owner.guidance)
+    def forget(self) -> None:
+        """Drop what was made for this position: the rows are about to stand elsewhere."""
+        self.now = self.base_log_p = self.log_chance = None
 
 
 class GuidedLanguageModel(OverBase):
@@ -153,7 +150,7 @@ class GuidedLanguageModel(OverBase):
         state.generated = state.generated + 1
         state.done = state.done | (tokens == self.eos_id) | (state.generated >= self.length_limit)
         state.base = self.base.step(state.base, tokens)
-        state.now = state.base_log_p = state.log_r = None
+        state.forget()
         return state
 
     @torch.no_grad()
@@ -171,7 +168,7 @@ class GuidedLanguageModel(OverBase):
             soft=None if state.soft is None else state.soft[rows],
             now=now,
             base_log_p=None if state.base_log_p is None else state.base_log_p[rows],
-            log_r=None if state.log_r is None else state.log_r[rows],
+            log_chance=None if state.log_chance is None else state.log_chance[rows],
         )
 
     @torch.no_grad()
@@ -185,7 +182,7 @@ class GuidedLanguageModel(OverBase):
         """Start `prompts` in `rows`; the other rows go on where they are."""
         if state.now is not None:  # looked at before they were refilled: all rows are looked at again
             self.follower.rewind(state.followed)
-            state.now = state.base_log_p = state.log_r = None
+            state.forget()
         conditions = list(prompts if conditions is None else conditions)
         state.base = cast(Refillable[Any], self.base).refill(state.base, rows, prompts, conditions)
         state.followed = self.follower.refill(state.followed, rows, prompts, conditions)
@@ -241,8 +238,11 @@ class GuidedLanguageModel(OverBase):
         standing = Standing(state.base, log_p, last, state.generated, progress)
         log_r = self.follower.log_r(state.followed, standing)
         soft = self._soften(state, log_p, log_r)
-        state.now = guide_step(log_p, log_r, self.guidance, soft=soft, stops=stops, eos_id=self.eos_id)
-        state.base_log_p, state.log_r = log_p, log_r
+        answers: dict[str, Any] = {"stops": stops, "eos_id": self.eos_id}
+        state.now = guide_step(log_p, log_r, self.guidance, soft=soft, **answers)
+        state.base_log_p = log_p
+        if self.guidance.floor:
+            state.log_chance = chance(state.now, log_p, log_r, self.guidance, **answers)
 
     def _ask(self, state: GuidedState) -> tuple[Tensor | None, Tensor | None]:
         """What the oracle says of the rows that are still being written."""

@@ -4,7 +4,9 @@ Training reads the same from labels on disk (`sample_labels.py`); both go throug
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nado.errors import InputError, MismatchError
-from nado.oracles.protocol import Combination, Not, Oracle
+from nado.oracles.protocol import AllOf, AnyOf, Combination, Not, Oracle
+from nado.storage import read_json
 
 if TYPE_CHECKING:
     from nado.guide import Guide
@@ -42,12 +45,13 @@ class PrefixReader:
         self._decode = decode
         self._answers: dict[tuple[str, str], tuple[NDArray[np.bool_], bool]] = {}
         self.calls = 0  # prefixes the oracle was asked about
-        self.seconds = 0.0  # spent on answers
 
     def read(self, conditions: Sequence[str], tokens: Sequence[Sequence[int]]) -> PrefixAnswers:
         """Progress and stop labels of each prefix, on the CPU."""
-        began = time.perf_counter()
-        keys = list(zip(conditions, self._decode(tokens), strict=True))
+        return self.answer(list(zip(conditions, self._decode(tokens), strict=True)))
+
+    def answer(self, keys: Sequence[tuple[str, str]]) -> PrefixAnswers:
+        """The same of prefixes that are texts already, each with its condition."""
         self._ask([key for key in dict.fromkeys(keys) if key not in self._answers])
         progress = np.full((len(keys), self.bits), -1, dtype=np.int8)
         stops = np.empty(len(keys), dtype=bool)
@@ -57,7 +61,6 @@ class PrefixReader:
                 progress[row, : len(own)] = own
         if len(self._answers) > _REMEMBERED:
             self._answers.clear()
-        self.seconds += time.perf_counter() - began
         return PrefixAnswers(torch.from_numpy(progress), torch.from_numpy(stops))
 
     def _ask(self, fresh: list[tuple[str, str]]) -> None:
@@ -91,6 +94,8 @@ class JointReader:
         ends: bool,
     ) -> None:
         """`told` are an oracle and a number of bits for each guide; `ends`: whether ends are asked for."""
+        self.oracle, self._decode = oracle, decode
+        self.seconds = 0.0  # spent on answers
         readers: dict[tuple[int, int], PrefixReader] = {}
         self._told: list[PrefixReader] = []
         for own, bits in told:
@@ -104,17 +109,15 @@ class JointReader:
 
     @property
     def calls(self) -> int:
-        """Prefixes that oracles were asked about."""
-        return sum(each.calls for each in self._readers)
-
-    @property
-    def seconds(self) -> float:
-        """Spent on answers."""
-        return sum(each.seconds for each in self._readers)
+        """Different prefixes that were asked about, of however many oracles: all are asked about the same."""
+        return max((each.calls for each in self._readers), default=0)
 
     def read(self, conditions: Sequence[str], tokens: Sequence[Sequence[int]]) -> PrefixAnswers:
         """Progress, all guides' side by side, and stop labels of each prefix, on the CPU."""
-        answers = {id(each): each.read(conditions, tokens) for each in self._readers}
+        began = time.perf_counter()
+        keys = list(zip(conditions, self._decode(tokens), strict=True))
+        answers = {id(each): each.answer(keys) for each in self._readers}
+        self.seconds += time.perf_counter() - began
         progress = [answers[id(each)].progress for each in self._told]
         nothing = torch.empty(len(tokens), 0, dtype=torch.int8)
         stops = (
@@ -132,27 +135,64 @@ def told_by(guides: "Sequence[Guide]", oracle: Oracle) -> list[Oracle]:
     inner = oracle
     while isinstance(inner, Not):  # whose progress is that of what it negates
         inner = inner.operand
-    if not isinstance(inner, Combination):
-        return [oracle] * len(guides)
-    known = {part.fingerprint: part for part in reversed(_parts(oracle))}
-    found = [known.get(guide.config.oracle_fingerprint) for guide in guides]
-    lost = [
-        guide
-        for guide, part in zip(guides, found, strict=True)
-        if part is None and (guide.config.progress_bits or guide.config.named_parts)
-    ]
+    joined = isinstance(inner, Combination)
+    if not joined and len(guides) == 1:
+        return [oracle]
+    # Parts are known by fingerprints, for which classifiers read their weights: only where guides are told.
+    asking = [guide for guide in guides if guide.config.progress_bits or guide.config.named_parts]
+    names = dict.fromkeys(guide.config.oracle_fingerprint for guide in asking)
+    found = {name: find_part(oracle, name) for name in names}
+    # One that names nothing may have been trained for all of an oracle that has no members.
+    named = [guide for guide in asking if joined or guide.config.oracle_fingerprint]
+    lost = [guide for guide in named if found[guide.config.oracle_fingerprint] is None]
     if lost and len(guides) > 1:
-        name = lost[0].config.oracle_name
-        raise MismatchError(
-            f"guides trained for parts of {oracle.name}, whose progress they are told",
-            f"one trained for {name}" if name else "one that does not say what it was trained for",
-            "Join the oracles they were trained for; a guide's own is its config's oracle_fingerprint.",
-        )
-    return [oracle if part is None else part for part in found]
+        _refuse(lost[0], oracle, joined=joined)
+    told = [found.get(guide.config.oracle_fingerprint) if joined else None for guide in guides]
+    return [oracle if part is None else part for part in told]
 
 
-def _parts(oracle: Oracle) -> list[Oracle]:
-    """An oracle and everything that it is made of."""
+def _refuse(guide: "Guide", oracle: Oracle, *, joined: bool) -> None:
+    name = guide.config.oracle_name
+    raise MismatchError(
+        f"guides trained for {'parts of ' if joined else ''}{oracle.name}, whose progress they are told",
+        f"one trained for {name}" if name else "one that does not say what it was trained for",
+        "Join the oracles they were trained for; a guide's own is its config's oracle_fingerprint.",
+    )
+
+
+def names_for(folder: str | Path, oracle: Oracle | None) -> Callable[[str], Sequence[str]] | None:
+    """What names a condition's parts for the guide in `folder`: the part of `oracle` it was trained for."""
+    if oracle is None:
+        return None
+    config = Path(folder) / "config.json"  # where there is none, whoever loads the guide says so
+    own = read_json(config).get("oracle_fingerprint", "") if config.is_file() else ""
+    part = find_part(oracle, own)
+    return oracle.progress_names if part is None else part.progress_names
+
+
+def find_part(oracle: Oracle, fingerprint: str) -> Oracle | None:
+    """The part of an oracle, or all of it, that has this fingerprint; None where none has."""
+    if not fingerprint:
+        return None
+    return next((part for part in _parts(oracle) if part.fingerprint == fingerprint), None)
+
+
+def _parts(oracle: Oracle) -> Iterator[Oracle]:
+    """An oracle and everything that it may have been made of."""
+    yield oracle
     inner = oracle.members if isinstance(oracle, Combination) else ()
     inner = (oracle.operand,) if isinstance(oracle, Not) else inner
-    return [oracle, *(part for each in inner for part in _parts(each))]
+    for each in inner:
+        yield from _parts(each)
+    if isinstance(oracle, Combination):
+        yield from _joined_before(oracle)
+
+
+def _joined_before(oracle: Combination) -> Iterator[Oracle]:
+    """Neighbours that may have been one: `(a & b) & c` is kept as `a & b & c`, `~(a | b)` as `~a & ~b`."""
+    for first, last in combinations(range(len(oracle.members) + 1), 2):
+        members = oracle.members[first:last]
+        if len(members) > 1:
+            yield type(oracle)(members)
+            if isinstance(oracle, AllOf):
+                yield AnyOf(tuple(~member for member in members))

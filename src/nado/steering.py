@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nado.decomposition import SoftCoefficients
+from nado.following import GuideFollower
 from nado.guidance import Guidance, require_scale
 from nado.guide import Conditions, Guide, Known
 from nado.huggingface import CausalModel, EncoderDecoderModel
 from nado.oracles.protocol import Oracle
-from nado.prefixes import JointReader, told_by
+from nado.prefixes import JointReader
 
 _WIDTH_STEP = 16  # widths of fixed caches are multiples of this, so that near-equal conditions share a graph
 
@@ -55,28 +56,27 @@ class Steering:
     def __init__(
         self,
         base: CausalModel | EncoderDecoderModel,
-        guides: Sequence[Guide],
+        follower: GuideFollower,
         conditions: Sequence[str],
         prompt_width: int,
         guidance: Guidance,
         oracle: Oracle | None,
     ) -> None:
+        """`follower` has the guides, and knows of each which oracle it is told of."""
+        guides = follower.guides
         require_scale(guidance, guides)
         self.guidance, self.conditions = guidance, list(conditions)
         self.prompt_width = prompt_width  # columns before the first written token
         self.base, self._guides = base, guides
-        bits = [int(guide.config.progress_bits) for guide in guides]
-        oracles = [None] * len(guides) if oracle is None else told_by(guides, oracle)
         self.prefixes: JointReader | None = None
-        if oracle is not None and (guidance.exact_end or any(bits)):
-            told = [(own, count) for own, count in zip(oracles, bits, strict=True) if own is not None]
-            self.prefixes = JointReader(oracle, told, base.decode, ends=guidance.exact_end)
+        if oracle is not None and (guidance.exact_end or follower.progress_bits):
+            self.prefixes = JointReader(oracle, follower.told, base.decode, ends=guidance.exact_end)
         self.dead_ends: Tensor | None = None  # bool, one a row
         self._soft: SoftCoefficients | None = None
         self.chunked = False  # the prompt is read in pieces
         self._read = 0  # columns of it that have been
         self._width = 0  # places of a cache of fixed width, 0 where it grows
-        pairs = zip(guides, oracles, strict=True)
+        pairs = zip(guides, follower.oracles, strict=True)
         self._known = tuple(_know(guide, conditions, own) for guide, own in pairs)
         # Mixing the base's output matrix costs as much as a step of a small base: once a call, not a token.
         self._matrices = tuple(_mix(guide) for guide in guides)

@@ -103,6 +103,7 @@ class Writing:
         holds = held != self.spare
         lost = holds & now.log_s.isneginf()
         if self._log_floor > -math.inf:
+            assert self.state.log_chance is not None
             lost |= holds & (self.state.log_chance < self._log_floor)
         live = holds & ~lost
         token = sample(now.log_q, uniforms(self.seed, self.numbers[held], self.lengths[held]))

@@ -1,6 +1,8 @@
 """Loading checkpoints: hub names, folders, GGUF files, adapters, quantised weights."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,7 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from nado.errors import InputError, MissingPackageError, unloadable
+from nado.errors import InputError, MissingPackageError, NadoError, unloadable
 from nado.huggingface.attention import use_grouped_attention
 from nado.huggingface.causal import CausalModel
 from nado.huggingface.encoder_decoder import EncoderDecoderModel
@@ -80,15 +82,58 @@ def load_model(
     The dtype is float32 on a CPU and bfloat16 on a GPU unless given; the device a GPU where there is one.
     `cuda_graphs` and `compiled` are for causal models; see `CausalModel`.
     """
-    name = locate_base(name)
-    path = converted_gguf(Path(name)) if str(name).endswith(".gguf") else _existing(name)
-    where = torch.device(device) if device is not None else _default_device()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
+    where = torch.device(device) if device is not None else _default_device()
+    with _explaining(name):
+        model, tokenizer = _load_network(
+            locate_base(name), where, adapter, dtype, device_map, quantization_config, **options
+        )
+    if warpers == "checkpoint":
+        warpers = checkpoint_warpers(model.generation_config)
+    else:
+        _report_ignored(str(name), model.generation_config)
+    common: dict[str, Any] = {
+        "length_limit": length_limit,
+        "completion": completion,
+        "warpers": warpers,
+        "chat": chat,
+    }
+    if model.config.is_encoder_decoder:
+        return EncoderDecoderModel(model, tokenizer, **common)
+    use_grouped_attention(model)
+    return CausalModel(model, tokenizer, **common, cuda_graphs=cuda_graphs, compiled=compiled)
+
+
+@contextmanager
+def _explaining(name: str | Path) -> Iterator[None]:
+    """Say shortly that a base cannot be loaded, where transformers speaks of its hub at length."""
     try:
-        config = AutoConfig.from_pretrained(path, **options)
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except OSError as error:  # of transformers, which speaks of its hub at length
-        raise unloadable(str(name), error) from error
+        yield
+    except NadoError:
+        raise
+    except (OSError, ValueError) as error:
+        if "trust_remote_code=True" not in str(error):
+            raise unloadable(str(name), error) from error
+        raise InputError(
+            "a base that transformers has the code of",
+            f"code of its own in {name}",
+            "Read it; load_model(…, trust_remote_code=True) runs it.",
+        ) from error
+
+
+def _load_network(
+    name: str | Path,
+    where: torch.device,
+    adapter: str | Path | None,
+    dtype: Dtype | None,
+    device_map: Any,
+    quantization_config: Any,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """transformers' model, frozen and in its place, and its tokenizer."""
+    path = converted_gguf(Path(name)) if str(name).endswith(".gguf") else _existing(name)
+    config = AutoConfig.from_pretrained(path, **options)
+    tokenizer = AutoTokenizer.from_pretrained(path, **options)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
         options["attn_implementation"] = "eager"  # in some releases the quicker ones leave the cap out
@@ -109,21 +154,7 @@ def load_model(
         model.to(dtype if isinstance(dtype, torch.dtype) else config.dtype or torch.float32)
     if device_map is None and not quantised:
         model.to(where)
-    model = model.eval().requires_grad_(False)
-    if warpers == "checkpoint":
-        warpers = checkpoint_warpers(model.generation_config)
-    else:
-        _report_ignored(str(name), model.generation_config)
-    common: dict[str, Any] = {
-        "length_limit": length_limit,
-        "completion": completion,
-        "warpers": warpers,
-        "chat": chat,
-    }
-    if config.is_encoder_decoder:
-        return EncoderDecoderModel(model, tokenizer, **common)
-    use_grouped_attention(model)
-    return CausalModel(model, tokenizer, **common, cuda_graphs=cuda_graphs, compiled=compiled)
+    return model.eval().requires_grad_(False), tokenizer
 
 
 def checkpoint_warpers(settings: GenerationConfig) -> Warpers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,20 @@ def _find_label(label: str, ids: dict[str, int], model: str) -> int:
 
 
 def _digest_folder(folder: Path) -> str:
+    paths = sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors"))
+    return _digest_files(tuple((path.absolute(), _read_stamp(path)) for path in paths))
+
+
+def _read_stamp(path: Path) -> tuple[int, ...]:
+    """What is another number once a file has been written to."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+@lru_cache(maxsize=32)
+def _digest_files(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
+    """A digest of files as they stand: weights are long, and are asked for with every fingerprint."""
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors")):
+    for path, _ in files:
         digest.update(path.name.encode() + digest_file(path).encode())
     return digest.hexdigest()[:16]

@@ -31,8 +31,8 @@ def measure(
         reader = member.guide.reader
         assert reader is not None
         sizes.append(round_up(len(reader.encode_conditions([condition])[0]), ROUNDING))
-        if member.guide.config.named_parts and member.oracle is not None:
-            names = list(member.oracle.progress_names(condition))
+        if member.guide.config.named_parts and member.told is not None:
+            names = list(member.told.progress_names(condition))
             lengths = [len(row) for row in reader.encode_conditions(names)] if names else [0]
             sizes.append(round_up(max(lengths), ROUNDING))
     return tuple(sizes)

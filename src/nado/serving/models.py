@@ -15,6 +15,7 @@ from nado.huggingface.reading import HuggingFaceReader
 from nado.language_model import is_refillable
 from nado.oracles import load_oracle
 from nado.oracles.loading import saved_oracle
+from nado.prefixes import names_for
 from nado.serving.voices import Member
 from nado.storage import read_json
 from nado.study.guides import GuideInUse, use_guide
@@ -112,7 +113,7 @@ def _add(used: GuideInUse, source: GuideSource, allow_other_base: bool) -> Membe
     oracle = saved_oracle(source.folder) if source.oracle is None else load_oracle(source.oracle)
     reader = used.guide.reader
     assert isinstance(reader, HuggingFaceReader)
-    names = None if oracle is None else oracle.progress_names
+    names = names_for(source.folder, oracle)
     guide = load_guide(source.folder, reader, allow_other_base=allow_other_base, part_names=names)
     if oracle is None and guide.config.progress_bits:
         wanted = read_json(source.folder / "config.json").get("oracle_name") or "it was trained for"

@@ -186,10 +186,10 @@ def _require_condition(member: Member, conditions: list[str], most: int) -> None
         raise RefusalError(
             400, f"A condition may have {most} tokens; this one has {longest}.", param="condition"
         )
-    if member.oracle is None:
+    if member.oracle is None or member.told is None:
         return
     try:  # only names: the oracle itself is asked in the engine's thread and nowhere else
-        names = [member.oracle.progress_names(each) for each in conditions]
+        names = [member.told.progress_names(each) for each in conditions]
     except InputError as error:
         raise RefusalError(400, str(error), param="condition") from error
     except Exception as error:

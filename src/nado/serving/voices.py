@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,14 +34,14 @@ from nado.guided_language_model import GuidedLanguageModel, GuidedState
 from nado.huggingface.slot_cache import SlotCache
 from nado.language_model import LanguageModel
 from nado.oracles.protocol import AllOf, Oracle
-from nado.prefixes import PrefixAnswers, PrefixReader
+from nado.prefixes import JointReader, PrefixAnswers, told_by
 
 ROUNDING = 8  # prompts and conditions are padded to multiples of so many tokens: few shapes, read together
 
 
 @dataclass(frozen=True)
 class Member:
-    """A guide that is served, with the oracle it was trained for."""
+    """A guide that is served, with the oracle it was trained for, or a stricter one."""
 
     name: str
     guide: Guide
@@ -50,6 +51,11 @@ class Member:
     def bits(self) -> int:
         """Bits of progress it wants to be told."""
         return int(self.guide.config.progress_bits)
+
+    @cached_property
+    def told(self) -> Oracle | None:
+        """Whose progress that is: of the part of the oracle that the guide was trained for."""
+        return None if self.oracle is None else told_by([self.guide], self.oracle)[0]
 
 
 _ROWS = ("strengths", "rates", "exact", "doubts", "plausibles")  # of a voiced state, a row each
@@ -88,6 +94,12 @@ class VoicedState(GuidedState):
     doubting: bool = False  # whether any row ever had a doubt: known without asking a GPU
     choosing: bool = False  # whether any row ever was to write plausible tokens alone
     failures: dict[int, Exception] = field(default_factory=dict)  # rows that cannot go on, and why
+    log_r: Tensor | None = None  # (B, V) of all guides, before strength, doubt and rate; made with `now`
+
+    def forget(self) -> None:
+        """Drop what was made for this position."""
+        super().forget()
+        self.log_r = None
 
     def speak(self, rows: Tensor, voices: Sequence[Voice]) -> None:
         """Give rows their voices."""
@@ -177,7 +189,9 @@ class VoicedModel(GuidedLanguageModel):
         self.joint = JointFollower(members)
         super().__init__(base, self.joint, oracle=join_oracles(members))
         self._readers = [
-            None if each.oracle is None else PrefixReader(each.oracle, base.decode, each.bits)
+            None
+            if each.oracle is None or each.told is None
+            else JointReader(each.oracle, [(each.told, each.bits)], base.decode, ends=True)
             for each in members
         ]
 
@@ -207,6 +221,7 @@ class VoicedModel(GuidedLanguageModel):
         """The given rows, in that order."""
         assert isinstance(state, VoicedState)
         own: dict[str, Any] = {name: getattr(state, name)[rows] for name in _ROWS}
+        own["log_r"] = None if state.log_r is None else state.log_r[rows]
         failures = {
             new: state.failures[old] for new, old in enumerate(rows.tolist()) if old in state.failures
         }
@@ -312,7 +327,7 @@ class VoicedModel(GuidedLanguageModel):
         joined = torch.cat(progress, dim=1).to(self.device) if self.joint.progress_bits else None
         return joined, stops.to(self.device)
 
-    def _read(self, reader: PrefixReader, state: VoicedState, rows: list[int]) -> PrefixAnswers:
+    def _read(self, reader: JointReader, state: VoicedState, rows: list[int]) -> PrefixAnswers:
         """What an oracle says of rows. Where it fails, row by row: one text must not spoil the others."""
         written, lengths = state.tokens[rows].tolist(), state.generated[rows].tolist()
         prefixes = [tokens[:length] for tokens, length in zip(written, lengths, strict=True)]

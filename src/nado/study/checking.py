@@ -226,6 +226,29 @@ def _check_training(check: Check, sections: dict[str, Any]) -> None:
         check.problems.append(Problem("[train]", error))
     if train is not None and train.warm_up:
         check.notes.append("warm_up fixes only the shape of R: rates and calibration will mean nothing")
+        if sections["generate"] is not None:
+            check.problems += _unscaled(sections["generate"])
+
+
+def _unscaled(generate: GenerateConfig) -> list[Problem]:
+    """What a guide that was only warmed up will be refused for, once it is trained."""
+    asked = {
+        'search = "beam"': generate.search == "beam",
+        "doubt": generate.doubt > 0,
+        "a target_rate below 1": generate.target_rate < 1,
+    }
+    found = "warm_up = true in [train], which leaves R known up to a factor at every prefix"
+    instead = "Train without warm_up ([rounds] can begin with one: warm_up_steps)"
+    return [
+        Problem(
+            "[generate]",
+            InputError(
+                f"a guide whose R is a probability, for {name}", found, f"{instead}, or leave {name} out."
+            ),
+        )
+        for name, wanted in asked.items()
+        if wanted
+    ]
 
 
 def _require_guidance(generate: GenerateConfig) -> None:

@@ -27,17 +27,16 @@ from nado.huggingface.reading import HuggingFaceReader
 from nado.oracles import Oracle, load_oracle
 from nado.oracles.loading import names_python, saved_oracle
 from nado.oracles.suggestion import suggest
-from nado.prefixes import told_by
+from nado.prefixes import find_part, names_for
 from nado.prompts import Prompt
 from nado.reading import Reader
 from nado.samples import Samples
 from nado.storage import read_json, write_json
 from nado.study.materials import digest_base, load_base, loading_options
-from nado.study.reading import make_section
 from nado.study.sections import BaseConfig, DataConfig, GenerateConfig, GuideShape, describe_section
 from nado.study.systems import System, write_texts
-from nado.study.tables import Problem
-from nado.tiny import GUIDES, locate_guide
+from nado.study.tables import Problem, read_table, resolve
+from nado.tiny import GUIDES, locate_base, locate_guide
 from nado.trackers import StepListener
 from nado.training import Measure, Objective, TrainingConfig, TrainingSummary, train
 from nado.training_data import TrainingData, split_by_prompt
@@ -291,16 +290,23 @@ def saved_base(folder: Path, **changes: Any) -> tuple[BaseConfig, str | None]:
         table = {key: config[key] for key in ("length_limit", "completion") if key in config}
         if config.get("base_name"):
             table["name"] = config["base_name"]
-    table |= {key: value for key, value in changes.items() if value is not None}
+    given = {key: value for key, value in changes.items() if value is not None}
+    table |= given | ({"name": _find_here(given["name"])} if "name" in given else {})
     if "name" not in table:
         raise InputError(
             "a guide that names its base", f"none in {folder}", "Name it: --base FOLDER, or load(…, base=…)."
         )
     problems: list[Problem] = []
-    base = make_section("base", table, Path.cwd(), problems)
+    base = read_table(BaseConfig, table, "[base]", Path.cwd(), problems)
     if base is None:
         raise problems[0].error
     return base, template
+
+
+def _find_here(name: str) -> str:
+    """A base as the caller names it: a path from here where there is one. Saved names are not such paths."""
+    there = resolve(name, Path.cwd())
+    return str(there) if locate_base(name) == name and there.exists() else name
 
 
 @dataclass(frozen=True)
@@ -330,7 +336,7 @@ def use_guide(
             "Name it: --oracle file.py:name. No file is executed that you have not named.",
         )
     model = load_base(section)
-    names = None if asked is None else asked.progress_names
+    names = names_for(folder, asked)
     guide = load_guide(folder, HuggingFaceReader(model), allow_other_base=allow_other_base, part_names=names)
     if asked is not None:
         _compare_oracles(guide, asked)
@@ -367,8 +373,11 @@ def load(
 def _compare_oracles(guide: Guide, oracle: Oracle) -> None:
     """Say so where a guide is used with another oracle than its own, which may be a part of this one."""
     own = guide.config.oracle_fingerprint
-    if own and told_by([guide], oracle)[0].fingerprint != own:
-        told = ", and what it is told of prefixes is another thing now" if guide.config.progress_bits else ""
+    part = find_part(oracle, own)
+    # What is denied reads the same of prefixes, but the guide leads to it and not away from it.
+    if own and (part is None or (~part).fingerprint == oracle.fingerprint):
+        misread = part is None and guide.config.progress_bits
+        told = ", and what it is told of prefixes is another thing now" if misread else ""
         log.warning("the guide was trained for another oracle than this %s%s", oracle.name, told)
 
 

@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nado.errors import InputError, unloadable
 from nado.prompts import Prompt, read_prompts
 from nado.storage import digest_ends, digest_json
 from nado.study.reading import Study
@@ -87,12 +86,7 @@ def load_base(config: BaseConfig) -> "CausalModel | EncoderDecoderModel":
     """The base model that a section describes."""
     from nado.huggingface import load_model
 
-    try:
-        return load_model(**loading_options(config))
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        raise unloadable(config.name, error) from error
+    return load_model(**loading_options(config))
 
 
 def loading_options(config: BaseConfig) -> dict[str, Any]:

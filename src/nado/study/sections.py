@@ -8,6 +8,7 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,7 @@ Auto = Literal["auto"]
 CONDITION = "{condition}"
 WORDS = "{words}"
 _PLACEHOLDER = re.compile(r"\{\w*\}")
+_CLOSE = 0.7  # {word}, {keywords} and {conditions} are meant to be replaced, {content} is not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +86,20 @@ class PromptsConfig:
         if not 0 <= self.held_out < 1:
             raise InputError("held_out of at least 0 and below 1", f"{self.held_out}", "Try 0.1.")
         require_at_least(1, limit=self.limit)
-        unknown = set(_PLACEHOLDER.findall(self.template or "")) - {CONDITION, WORDS}
-        if unknown:
-            word = min(unknown)
+        if wrong := _misspelled(self.template or ""):
             raise InputError(
-                f"{CONDITION} and {WORDS} in the template", word, suggest(word, (CONDITION, WORDS))
+                f"{CONDITION} and {WORDS} in the template", wrong[0], suggest(wrong[0], (CONDITION, WORDS))
             )
+
+
+def _misspelled(template: str) -> list[str]:
+    """What stands in braces and was meant to be replaced, as far as one can tell: code has braces too."""
+    braced = set(_PLACEHOLDER.findall(template))
+    others = sorted(braced - {CONDITION, WORDS})
+    if len(others) == len(braced):  # nothing is replaced
+        return others
+    names = [each.strip("{}") for each in (CONDITION, WORDS)]
+    return [each for each in others if get_close_matches(each.strip("{}").lower(), names, cutoff=_CLOSE)]
 
 
 def fill_template(template: str, condition: str) -> str:
