@@ -292,6 +292,64 @@ def test_generate_by_keywords_and_prompts_in_every_way(study: Path, invoke: Invo
     assert sum(json.loads(line)["satisfied"] for line in out.splitlines()) > alone + 15
 
 
+def test_a_dial_is_measured_once_and_any_rate_can_be_asked_for(study: Path, invoke: Invoke) -> None:
+    guide, asked = study.with_suffix("") / "train", "dog, cat\nred, old\n"
+    measure = [
+        "dial",
+        "--guide",
+        guide,
+        "--prompts",
+        "-",
+        "--count",
+        100,
+        "--strengths",
+        "1,2,4",
+        "--out",
+        "d",
+    ]
+    code, out, err = invoke(*measure, text=asked)
+    assert code == 0, err
+    assert err.splitlines()[-1] == "written to d"
+    assert re.search(r"0 \(p itself\) +│ \d+\.\d% \[.* │ 0\.00 +│ yes", out)
+    assert json.loads(invoke(*measure, "--json", text=asked)[1]) == json.loads(Path("d").read_text())
+    stops = sorted(json.loads(Path("d").read_text())["measured"], key=lambda stop: stop["rate"])
+    assert stops[0]["strength"] == 0
+    assert {stop["strength"] for stop in stops} == {0, 1, 2, 4}
+    rate = (stops[0]["rate"] + stops[-1]["rate"]) / 2
+
+    words = [
+        "generate",
+        "--guide",
+        guide,
+        "--prompts",
+        "-",
+        "--dial",
+        "d",
+        "--target-rate",
+        rate,
+        "--count",
+        200,
+    ]
+    code, out, err = invoke(*words, "--json", text=asked)
+    rows = [json.loads(line) for line in out.splitlines()]
+    got = sum(row["satisfied"] for row in rows) / len(rows)
+    assert abs(got - rate) < 0.15  # of 400 texts, beside stops of 200 each: four standard errors
+    assert err.startswith(f"expected to satisfy: {rate:.1%}\n")
+    assert {row["exact_end"] for row in rows} == {False}
+
+    for more, found in (
+        (["--greedy", "--count", 1], "found greedy search"),
+        (["--inspect"], "found --inspect"),
+        (["--exact-end"], "found --exact-end"),
+        (["--strength", 2], "found a strength of 2"),
+        (["--doubt", 0.1], "that this dial was measured with; found others"),
+    ):
+        assert found in failed(invoke(*words, *more, text=asked))
+    assert "found '1;2'" in failed(invoke(*measure, "--strengths", "1;2", text=asked))
+    embedded = ["dial", "--guide", "keywords", "--prompts", "-"]
+    assert "expected --out with an embedded guide" in failed(invoke(*embedded, text=asked))
+
+
 def test_a_soft_rate_is_for_sampling(study: Path, invoke: Invoke) -> None:
     dogs = [
         "generate",

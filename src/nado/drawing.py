@@ -270,7 +270,7 @@ class _Loop:
         self.prompts, self.rows = prompts, rows
         self.batch_size = min(batch_size, len(rows))
         # A model that guides p itself steps p anyway: one pass serves both.
-        self.guides_p = len(proposal.models) == 1 and getattr(proposal.models[0], "base", None) is model
+        self.guides_p = bool(proposal.models) and getattr(proposal.models[0], "base", None) is model
         self.models = [*proposal.models] if self.guides_p else [model, *proposal.models]
         self.refillable = all(is_refillable(each) for each in self.models)
         self.shrinkable = not all(has_fixed_rows(each) for each in self.models)

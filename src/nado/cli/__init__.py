@@ -15,6 +15,7 @@ VERBS = {
     "label": "Ask an oracle about samples, or about texts on stdin.",
     "train": "Train a guide on labelled samples.",
     "generate": "Write texts that a guide leads towards what its oracle asks for.",
+    "dial": "Measure how often texts of several strengths satisfy, so that any rate can be asked for.",
     "evaluate": "Measure what a guide does to its base: satisfaction, fluency, cost.",
     "serve": "Serve guided texts over HTTP to OpenAI's clients, with a page at / to try them out.",
     "run": "Run a study: draw, label, train, generate and evaluate from one TOML file.",

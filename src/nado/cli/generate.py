@@ -47,6 +47,10 @@ def generate_command(
         bool | None,
         typer.Option(help="Let a text end only where the oracle says yes (default: if it is cheap)."),
     ] = None,
+    dial: Annotated[
+        Path | None,
+        typer.Option(help="With --target-rate: what `nado dial` has measured, in place of the guide's R(x)."),
+    ] = None,
     inspect: Annotated[bool, typer.Option("--inspect", help="Show every token: p, q, R, S.")] = False,
     allow_other_base: Annotated[
         bool, typer.Option("--allow-other-base", help="Use a base of other weights, and say what is lost.")
@@ -58,6 +62,9 @@ def generate_command(
     A text a line on stdout; how many satisfy the oracle on stderr.
     """
     search = _choose_search(sample, greedy, beams, verified)
+    if dial is not None:
+        others = {"--verified": verified, "--exact-end": bool(exact_end), "--inspect": inspect}
+        _require_plain(search, others)
     if search != "sample" or verified:
         settings.given.setdefault("generate", {}).setdefault("count", 1)
     config = replace(settings.section("generate"), search=search, beams=beams or 4)
@@ -77,7 +84,7 @@ def generate_command(
     tasks = _fill(asked, used.template)
     if keywords is not None:
         _require_writable(used, tasks)
-    system = _make_system(used, config, exact_end, verified)
+    system = _make_system(used, config, exact_end, verified) if dial is None else _turn(used, config, dial)
     if verified:
         _print_verified(system, tasks, config, budget, as_json)
     else:
@@ -141,6 +148,29 @@ def _make_system(
     default = cheap and config.target_rate == 1 and not verified
     guidance = config.guidance(exact_end=default if exact_end is None else exact_end)
     return System("guided", used.base, used.guide, guidance, used.oracle)
+
+
+def _require_plain(search: str, others: "dict[str, bool]") -> None:
+    """Refuse what a dial cannot be turned with: a rate is one of texts that are sampled."""
+    found = [f"{search} search"] if search != "sample" else [name for name, on in others.items() if on]
+    if found:
+        raise InputError("--dial with sampled texts alone", found[0], "Leave one of the two out.")
+
+
+def _turn(used: "GuideInUse", config: "GenerateConfig", path: Path) -> "System":
+    """The base, and the two stops of a dial that write its texts."""
+    from nado.dial import Dial, turn_dial
+    from nado.guidance import Guidance
+    from nado.guided_language_model import GuidedLanguageModel
+    from nado.storage import read_json
+    from nado.study.systems import System
+
+    guidance = Guidance(config.strength, doubt=config.doubt, plausible=config.plausible)
+    model = GuidedLanguageModel(used.base, used.guide, guidance=guidance, oracle=used.oracle)
+    measured = Dial.read(read_json(path))
+    proposal = turn_dial(model, measured, config.target_rate)
+    say(f"expected to satisfy: {measured.at(config.target_rate).rate:.1%}")
+    return System("dialled", used.base, None, Guidance(), used.oracle, proposal)
 
 
 def _print_texts(

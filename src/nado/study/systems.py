@@ -53,6 +53,7 @@ class System:
     guide: Guide | None
     guidance: Guidance
     oracle: Oracle | None
+    proposal: Proposal = field(default_factory=Proposal)  # other than p itself where a dial is turned
 
     @property
     def key(self) -> str:
@@ -110,8 +111,9 @@ def _sample(system: System, prompts: Sequence[Prompt], config: GenerateConfig) -
     model = system.sampler()
     asked = [each for each in prompts for _ in range(config.count)]
     size = config.batch_size or default_batch_size(model)
-    table = draw_rows(model, asked, range(len(asked)), proposal=Proposal(), seed=config.seed, batch_size=size)
-    columns = (table[name].to_pylist() for name in ("text", "tokens", "finished", "log_p"))
+    rows = range(len(asked))
+    table = draw_rows(model, asked, rows, proposal=system.proposal, seed=config.seed, batch_size=size)
+    columns = (table[name].to_pylist() for name in ("text", "tokens", "finished", "log_proposal"))
     return [
         Written(each.prompt, each.condition, text, tokens, finished, log_q=float(sum(log_q)))
         for each, text, tokens, finished, log_q in zip(asked, *columns, strict=True)

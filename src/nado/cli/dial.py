@@ -1,0 +1,108 @@
+"""`nado dial`: how often texts of several strengths satisfy, so that any rate can be asked for."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nado.cli.console import print_json, print_table, quieten, say
+from nado.cli.settings import Settings, read_stdin, takes
+from nado.errors import InputError
+
+if TYPE_CHECKING:
+    from nado.dial import Dial, Stop
+
+FILE = "dial.json"
+
+
+@takes("oracle", "generate", only=("count", "doubt", "plausible", "seed", "batch_size"))
+def dial_command(
+    settings: Settings,
+    guide: Annotated[Path, typer.Option(help="The guide's folder, or an embedded one by its name.")],
+    prompts: Annotated[
+        str,
+        typer.Option(
+            help="A .jsonl, .parquet or .txt file of prompts it was not trained on, or - for stdin."
+        ),
+    ],
+    strengths: Annotated[
+        str | None,
+        typer.Option(help="What is measured, separated by commas; below 0 leads away (default: -4 to 4)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help=f"The file that is written (default: {FILE} in the guide's folder).")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Where the base is, if not where the guide says.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run (default: a GPU if there is one).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the dial as JSON.")] = False,
+) -> None:
+    """Measure how often texts of several strengths satisfy, so that any rate can be asked for.
+
+    `nado generate --dial FILE --target-rate 0.3` then writes texts of which 30 % satisfy.
+    """
+    config = settings.section("generate")
+    wanted = None if strengths is None else _read_strengths(strengths)
+    quieten()
+    from nado.dial import measure_dial
+    from nado.guided_language_model import GuidedLanguageModel
+    from nado.prompts import read_prompts
+    from nado.storage import write_json
+    from nado.study.guides import use_guide
+    from nado.study.materials import fill
+    from nado.tiny import locate_guide
+
+    folder = locate_guide(guide)
+    if out is None and folder != guide:  # a name, and the package's own folder
+        raise InputError("--out with an embedded guide", "none", "Say where the dial is to be written.")
+    used = use_guide(folder, oracle=settings.oracle(), name=base, device=device)
+    if used.oracle is None:
+        raise InputError("an oracle to measure rates with", "none", "Name it: --oracle file.py:name.")
+    tasks = fill(read_prompts(read_stdin() if prompts == "-" else prompts), used.template)
+    model = GuidedLanguageModel(used.base, used.guide, guidance=config.guidance(), oracle=used.oracle)
+    found = measure_dial(
+        model,
+        [each.prompt for each in tasks],
+        [each.condition for each in tasks],
+        used.oracle,
+        strengths=wanted,
+        count=config.count,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        on_stop=_say_stop,
+    )
+    path = folder / FILE if out is None else out
+    write_json(path, found.describe())
+    if as_json:
+        print_json(found.describe())
+    else:
+        _print(found, used.oracle.name)
+    say(f"written to {path}")
+
+
+def _read_strengths(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError as error:
+        raise InputError(
+            "strengths as numbers separated by commas", repr(text), 'Write --strengths "-4,-2,2,4".'
+        ) from error
+
+
+def _say_stop(stop: "Stop") -> None:
+    say(f"strength {stop.strength:g}: {stop.rate:.1%}")
+
+
+def _print(dial: "Dial", oracle: str) -> None:
+    used = dial.stops
+    rows = [
+        [
+            f"{stop.strength:g}" if stop.strength else "0 (p itself)",
+            f"{stop.rate:.1%} [{stop.low:.1%}, {stop.high:.1%}]",
+            f"{stop.kl:.2f}",
+            "yes" if stop in used else "no: its neighbours mixed cost less",
+        ]
+        for stop in sorted(dial.measured, key=lambda each: each.strength)
+    ]
+    title = f"{oracle}: {dial.texts} texts a strength, {dial.prompts} prompts"
+    print_table(["strength", "satisfied", "KL(q‖p)", "on the dial"], rows, title)
+    say(f"rates from {used[0].rate:.1%} to {used[-1].rate:.1%} can be asked for")

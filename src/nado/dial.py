@@ -1,0 +1,279 @@
+"""A dial: any share of satisfied texts, by a coin between two settings whose shares were measured.
+
+A target rate (`Guidance.target_rate`) makes its factors from R(x) and is as good as R: what a guide does not
+know pulls every rate towards p's own. A dial has asked the oracle instead, once: texts of several strengths
+were drawn for prompts at hand and judged. A rate between two of these *stops* is then a mixture, in which a
+coin decides which of the two writes a text. No finished text is judged for that any more.
+
+The target at rate r is itself such a mixture, r·p(·|C) + (1 − r)·p(·|¬C), and where all prompts are alike one
+of p and one of these two as well. As KL(·‖p) is convex, a mixture costs at most the mean of what its stops
+cost. The lower convex hull of (rate, KL) has the stops for which that bound is least at every rate; others
+are left out.
+
+What is reached is the share of all texts together, for prompts like those that it was measured on: a prompt
+that satisfies often by itself does so more often than others at every rate.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nado.composition import Composable
+from nado.drawing import default_batch_size, draw_rows
+from nado.errors import InputError, MismatchError, require_at_least
+from nado.following import GuideFollower
+from nado.guidance import Guidance
+from nado.guided_language_model import GuidedLanguageModel
+from nado.labeling import label
+from nado.metrics import share
+from nado.oracles.protocol import Oracle
+from nado.prompts import Prompt, pair_prompts
+from nado.proposals import Component, Guided, Proposal, Tempered
+from nado.samples import Samples
+
+STRENGTHS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
+
+_FORMAT = 1
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One setting that was measured. A strength below 0 leads away: the guide of ¬C to that power."""
+
+    strength: float  # 0 is p itself
+    rate: float  # share of satisfied texts, with its 95 % interval
+    low: float
+    high: float
+    kl: float  # KL(q‖p) in nats a text
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Where a dial stands: which two stops write the texts, and how many of them the second one does."""
+
+    lower: Stop
+    upper: Stop
+    share: float  # of the upper one
+
+    @property
+    def rate(self) -> float:
+        """The share of satisfied texts that is to be expected."""
+        return (1 - self.share) * self.lower.rate + self.share * self.upper.rate
+
+    @property
+    def stops(self) -> list[tuple[float, Stop]]:
+        """The stops that write at least some texts, with their shares."""
+        both = ((1 - self.share, self.lower), (self.share, self.upper))
+        return [(share, stop) for share, stop in both if share > 0]
+
+
+@dataclass(frozen=True)
+class Dial:
+    """What was measured: one stop a strength, for one base, guide and oracle."""
+
+    measured: tuple[Stop, ...]
+    prompts: int
+    texts: int  # of each stop
+    model: str  # fingerprint of the guided model
+    oracle: str  # fingerprint of who judged
+
+    def __post_init__(self) -> None:
+        if len({stop.rate for stop in self.measured}) < 2:
+            raise InputError(
+                "stops of at least two different rates",
+                f"{sorted({stop.rate for stop in self.measured})}",
+                "Measure more strengths; a guide that changes nothing has no dial.",
+            )
+
+    @cached_property
+    def stops(self) -> tuple[Stop, ...]:
+        """Those that are used, by their rates: the lower convex hull of (rate, KL)."""
+        return tuple(lower_hull(self.measured))
+
+    def at(self, rate: float) -> Turn:
+        """Where to turn the dial for a rate. Beyond the outermost stop is that stop, with a warning."""
+        if not 0 <= rate <= 1:
+            raise InputError("a rate between 0 and 1", f"{rate}", "Give a share of texts: 0.8 is 80 %.")
+        first, last = self.stops[0], self.stops[-1]
+        for end, beyond in ((first, rate < first.rate), (last, rate > last.rate)):
+            if beyond:
+                if not end.low <= rate <= end.high:
+                    _log.warning("a rate of %g is out of this dial's reach: %.3f is nearest", rate, end.rate)
+                return Turn(end, end, 1.0)
+        lower, upper = next(pair for pair in pairwise(self.stops) if rate <= pair[1].rate)
+        return Turn(lower, upper, (rate - lower.rate) / (upper.rate - lower.rate))
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON-ready values; `Dial.read` takes them."""
+        return {"format": _FORMAT, **asdict(self)}
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> "Dial":
+        """A dial that was described."""
+        if values.get("format") != _FORMAT:
+            raise InputError(
+                f"a dial of format {_FORMAT}", f"format {values.get('format')}", "Measure it again."
+            )
+        known = {name: value for name, value in values.items() if name != "format"}
+        return cls(**{**known, "measured": tuple(Stop(**each) for each in values["measured"])})
+
+
+def lower_hull(stops: Iterable[Stop]) -> list[Stop]:
+    """The stops from the least rate to the greatest between which mixtures cost least, by rate."""
+    hull: list[Stop] = []
+    for stop in sorted(stops, key=lambda each: (each.rate, each.kl)):
+        if hull and stop.rate == hull[-1].rate:
+            continue  # no nearer to any rate, and dearer
+        while len(hull) > 1 and not _below(hull[-1], hull[-2], stop):
+            hull.pop()
+        hull.append(stop)
+    return hull
+
+
+def _below(middle: Stop, left: Stop, right: Stop) -> bool:
+    """Whether the stop in the middle costs less than a mixture of the two beside it at its rate."""
+    share = (middle.rate - left.rate) / (right.rate - left.rate)
+    return middle.kl < (1 - share) * left.kl + share * right.kl
+
+
+def measure_dial(
+    model: GuidedLanguageModel,
+    prompts: Sequence[str],
+    conditions: Sequence[str] | None,
+    oracle: Oracle,
+    *,
+    strengths: Sequence[float] | None = None,
+    count: int = 8,
+    seed: int = 0,
+    batch_size: int | None = None,
+    on_stop: Callable[[Stop], None] | None = None,
+) -> Dial:
+    """Draw `count` texts a prompt at every strength, ask the oracle about them, and make a dial of that.
+
+    Take prompts that the guide was not trained on. Without `strengths`: from −4 to 4, or from 0 where the
+    guide cannot be negated, so that rates below p's own are out of reach. p itself is always a stop.
+    """
+    tasks = pair_prompts(prompts, conditions)
+    require_at_least(1, count=count, batch_size=batch_size)
+    _require_mixable(model.guidance)
+    asked = [each for each in tasks for _ in range(count)]
+    measured = []
+    for strength in sorted({0.0, *(_reachable(model) if strengths is None else strengths)}):
+        proposal = Proposal((_component(model, strength),))
+        samples = _draw(model, proposal, asked, seed, batch_size)
+        stop = _measure(strength, samples, oracle)
+        measured.append(stop)
+        if on_stop is not None:
+            on_stop(stop)
+    return Dial(tuple(measured), len(set(tasks)), len(asked), model.fingerprint, oracle.fingerprint)
+
+
+def draw_dialled(
+    model: GuidedLanguageModel,
+    dial: Dial,
+    rate: float,
+    prompts: Sequence[Prompt],
+    *,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> Samples:
+    """One text for each prompt, of which the given share shall satisfy the oracle; none of them is judged.
+
+    `log_proposal` is that of the mixture: either stop may have written a text.
+    """
+    return _draw(model, turn_dial(model, dial, rate), prompts, seed, batch_size)
+
+
+def turn_dial(model: GuidedLanguageModel, dial: Dial, rate: float) -> Proposal:
+    """What texts at a rate are drawn from: a mixture of the two stops beside it."""
+    _require_mixable(model.guidance)
+    if dial.model != model.fingerprint:
+        raise MismatchError(
+            "the base, guide and guidance that this dial was measured with", "others", "Measure it again."
+        )
+    stops = dial.at(rate).stops
+    parts = tuple(_component(model, stop.strength) for _, stop in stops)
+    return Proposal(parts, tuple(share for share, _ in stops))
+
+
+def _draw(
+    model: GuidedLanguageModel,
+    proposal: Proposal,
+    prompts: Sequence[Prompt],
+    seed: int,
+    batch_size: int | None,
+) -> Samples:
+    size = batch_size or default_batch_size(model)
+    table = draw_rows(model.base, prompts, range(len(prompts)), proposal=proposal, seed=seed, batch_size=size)
+    return Samples(table)
+
+
+def _measure(strength: float, samples: Samples, oracle: Oracle) -> Stop:
+    conditions, finished = samples.strings("condition"), samples.array("finished")
+    answers = label(oracle, conditions, samples.strings("text"), finished=finished, parts=False).satisfied
+    found = share("rate", answers, list(zip(samples.strings("prompt"), conditions, strict=True)))
+    assert found.value is not None
+    assert found.low is not None
+    assert found.high is not None
+    kl = float(np.mean(log_ratios(samples)))
+    return Stop(strength, found.value, found.low, found.high, max(0.0, kl))
+
+
+def log_ratios(samples: Samples) -> NDArray[np.float64]:
+    """log m − log p of every text: their mean estimates KL(m‖p)."""
+    return samples.ragged("log_proposal").sums() - samples.ragged("log_p").sums()
+
+
+# --- what stops are made of ---------------------------------------------------------------------------
+
+
+def _component(model: GuidedLanguageModel, strength: float) -> Component:
+    if strength == 0:
+        return Tempered()
+    guide = _formula(model)
+    guidance = replace(model.guidance, strength=abs(strength))
+    led = guide if strength > 0 else ~guide
+    return Guided(GuidedLanguageModel(model.base, led, guidance=guidance, oracle=model.oracle))
+
+
+def _formula(model: GuidedLanguageModel) -> Composable:
+    if not isinstance(model.follower, GuideFollower):
+        raise InputError(
+            "a model led by a guide or a formula over guides",
+            f"one led by a {type(model.follower).__name__}",
+            "A dial turns guides.",
+        )
+    return model.follower.formula
+
+
+def _reachable(model: GuidedLanguageModel) -> tuple[float, ...]:
+    try:
+        ~_formula(model)
+    except InputError as error:
+        _log.warning("rates below p's own are out of reach, since the guide cannot be negated: %s", error)
+        return tuple(strength for strength in STRENGTHS if strength >= 0)
+    return STRENGTHS
+
+
+def _require_mixable(guidance: Guidance) -> None:
+    """Refuse guidance that has a rate of its own, or that asks for C where a stop asks for ¬C."""
+    own = {
+        "an exact end": guidance.exact_end,
+        f"a floor of {guidance.floor:g}": guidance.floor > 0,
+        f"a target rate of {guidance.target_rate:g}": guidance.soft,
+        f"a strength of {guidance.strength:g}": guidance.strength != 1,
+    }
+    if found := [what for what, wanted in own.items() if wanted]:
+        raise InputError(
+            "guidance of strength 1 with nothing but a doubt or plausible tokens",
+            found[0],
+            "A dial has strengths of its own, and stops that lead away from what the oracle asks for.",
+        )

@@ -1,0 +1,206 @@
+"""Dials: the hull of what was measured, the mixtures between its stops, and the rates that come of them.
+
+Statistical tests have fixed seeds; `FALSE_ALARM` is the chance that one would fail with a new seed.
+"""
+
+import json
+import logging
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import small_models
+from frequencies import FALSE_ALARM, mean_p_value
+from nado.dial import STRENGTHS, Dial, Stop, draw_dialled, log_ratios, lower_hull, measure_dial, turn_dial
+from nado.errors import InputError, MismatchError
+from nado.exact import TabularModel
+from nado.following import TabularFollower
+from nado.guidance import Guidance
+from nado.guided_language_model import GuidedLanguageModel
+from nado.huggingface import CausalModel
+from nado.huggingface.reading import HuggingFaceReader
+from nado.oracles import FunctionOracle
+from nado.prompts import Prompt
+from random_guides import random_guide
+
+PROMPTS = ["the dog", "a cat sees the", "ball", "the old man"]
+LIMIT = 6
+
+
+def has_a_or_the(text: str) -> bool:
+    return bool({"a", "the"} & set(text.split()))
+
+
+ORACLE = FunctionOracle(has_a_or_the)
+
+
+@cache
+def guided(completion: str = "limit") -> GuidedLanguageModel:
+    """A random guide: it knows nothing of the oracle, but every strength of it has a rate."""
+    model = CausalModel(
+        small_models.build("llama"), small_models.tokenizer(), length_limit=LIMIT, completion=completion
+    )  # type: ignore[arg-type]
+    return GuidedLanguageModel(model, random_guide(HuggingFaceReader(model), seed=3))
+
+
+@cache
+def measured() -> Dial:
+    return measure_dial(guided(), PROMPTS, None, ORACLE, count=400, batch_size=400)
+
+
+def stop(rate: float, kl: float, strength: float = 1.0) -> Stop:
+    return Stop(strength, rate, max(0.0, rate - 0.05), min(1.0, rate + 0.05), kl)
+
+
+def a_dial(*stops: Stop) -> Dial:
+    return Dial(stops, 4, 100, "model", "oracle")
+
+
+# --- where a dial is turned to ------------------------------------------------------------------------
+
+
+points = st.tuples(st.integers(0, 20), st.integers(0, 40)).map(lambda pair: stop(pair[0] / 20, pair[1] / 8))
+
+
+@given(st.lists(points, min_size=1, max_size=12))
+def test_no_mixture_of_what_was_measured_costs_less_than_the_hulls(stops: list[Stop]) -> None:
+    hull = lower_hull(stops)
+    rates, costs = [each.rate for each in hull], [each.kl for each in hull]
+    assert rates == sorted(set(rates))
+    assert (rates[0], rates[-1]) == (min(s.rate for s in stops), max(s.rate for s in stops))
+    for each in stops:
+        assert np.interp(each.rate, rates, costs) <= each.kl + 1e-12
+        for other in stops:  # the middle of any two of them
+            middle, cost = (each.rate + other.rate) / 2, (each.kl + other.kl) / 2
+            assert np.interp(middle, rates, costs) <= cost + 1e-12
+
+
+def test_a_rate_between_two_stops_is_a_mixture_of_them() -> None:
+    dial = a_dial(stop(0.1, 1.0, -2.0), stop(0.3, 0.0, 0.0), stop(0.5, 3.0, 1.0), stop(0.9, 2.0, 2.0))
+    assert [each.strength for each in dial.stops] == [-2.0, 0.0, 2.0]  # 1 costs more than 0 and 2 mixed
+    turn = dial.at(0.6)
+    assert [(round(share, 6), each.strength) for share, each in turn.stops] == [(0.5, 0.0), (0.5, 2.0)]
+    for rate in (0.1, 0.15, 0.3, 0.31, 0.77, 0.9):
+        assert dial.at(rate).rate == pytest.approx(rate)
+    assert [each.strength for _, each in dial.at(0.3).stops] == [0.0]  # p itself, and nothing else
+
+
+def test_beyond_the_last_stop_is_that_stop_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    dial = a_dial(stop(0.1, 1.0, -2.0), stop(0.9, 2.0, 2.0))
+    with caplog.at_level(logging.WARNING):
+        assert dial.at(0.94).stops == [(1.0, dial.stops[-1])]  # within its interval
+        assert not caplog.records
+        assert dial.at(1.0).rate == 0.9
+        assert dial.at(0.0).rate == 0.1
+    assert [each.getMessage() for each in caplog.records] == [
+        "a rate of 1 is out of this dial's reach: 0.900 is nearest",
+        "a rate of 0 is out of this dial's reach: 0.100 is nearest",
+    ]
+    for rate in (-0.1, 1.1, math.nan):
+        with pytest.raises(InputError, match="a rate between 0 and 1"):
+            dial.at(rate)
+
+
+def test_a_dial_is_kept_as_json_and_needs_two_rates() -> None:
+    dial = measured()
+    assert Dial.read(json.loads(json.dumps(dial.describe()))) == dial
+    with pytest.raises(InputError, match="a dial of format 1; found format None"):
+        Dial.read({})
+    with pytest.raises(InputError, match=r"at least two different rates; found \[0.5\]"):
+        a_dial(stop(0.5, 0.0), stop(0.5, 1.0))
+
+
+# --- measured and drawn -------------------------------------------------------------------------------
+
+
+def test_p_itself_is_a_stop_and_costs_nothing() -> None:
+    dial = measured()
+    assert [each.strength for each in dial.measured] == list(STRENGTHS)
+    assert [each.kl for each in dial.measured if each.strength == 0] == [0.0]
+    assert all(each.kl > 0.01 for each in dial.measured if each.strength)
+    assert dial.prompts == len(PROMPTS)
+    assert dial.texts == 400 * len(PROMPTS)
+
+
+def test_texts_at_a_rate_satisfy_at_that_rate() -> None:
+    dial = measured()
+    low, high = dial.stops[0], dial.stops[-1]
+    assert high.rate - low.rate > 0.2  # the dial has something to turn
+    asked = [Prompt(each, each) for each in PROMPTS for _ in range(500)]
+    found = []
+    for share in (0.25, 0.75):
+        rate = low.rate + share * (high.rate - low.rate)
+        samples = draw_dialled(guided(), dial, rate, asked, seed=11, batch_size=500)
+        satisfied = ORACLE(samples.strings("condition"), samples.strings("text"))
+        found.append(satisfied)
+        # The stops' own rates are estimates of 1,600 texts each: three times their standard error.
+        assert abs(float(satisfied.mean()) - rate) < 3 * 0.5 / 1600**0.5 + 3 * 0.5 / len(asked) ** 0.5
+    assert mean_p_value(found[0].astype(float), float(found[1].mean())) < FALSE_ALARM  # rates do differ
+
+
+def test_a_texts_log_proposal_is_that_of_the_mixture() -> None:
+    """Against every component read by itself: log m = log Σ_k π_k q_k, and log p is p's."""
+    model, dial = guided(), measured()
+    low, high = dial.stops[0], dial.stops[-1]
+    ends = replace(dial, measured=(low, high))  # so that both components are guided: one pass of p serves all
+    rate = 0.3 * low.rate + 0.7 * high.rate
+    proposal = turn_dial(model, ends, rate)
+    assert proposal.shares == pytest.approx((0.3, 0.7))
+    assert len(proposal.models) == 2
+    samples = draw_dialled(model, ends, rate, [Prompt(each, each) for each in PROMPTS * 8], seed=5)
+    rows = [samples.ragged("tokens").row(row).tolist() for row in range(len(samples))]
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
+    for at, row in enumerate(rows):
+        tokens[at, : len(row)] = torch.tensor(row)
+    names = samples.strings("prompt")
+    parts = [each.score(names, tokens, lengths, names).double().sum(dim=1) for each in proposal.models]
+    log_m = torch.logaddexp(parts[0] + math.log(0.3), parts[1] + math.log(0.7))
+    log_p = model.base.score(names, tokens, lengths, names).double().sum(dim=1)
+    assert np.abs(samples.ragged("log_p").sums() - log_p.numpy()).max() < 1e-4
+    assert np.abs(log_ratios(samples) - (log_m - log_p).numpy()).max() < 1e-4
+
+
+def test_a_guide_that_cannot_be_negated_has_no_stops_below_p(caplog: pytest.LogCaptureFixture) -> None:
+    model = guided("eos")
+    (guide,) = model.follower.guides  # type: ignore[attr-defined]
+    guide.config.cut_share = 0.5
+    try:
+        with caplog.at_level(logging.WARNING):
+            dial = measure_dial(model, PROMPTS, None, ORACLE, count=50)
+        assert [each.strength for each in dial.measured] == [0.0, 1.0, 2.0, 4.0]
+        assert "rates below p's own are out of reach" in caplog.text
+        with pytest.raises(InputError, match="training texts ended themselves"):
+            measure_dial(model, PROMPTS, None, ORACLE, strengths=[-1.0], count=2)
+    finally:
+        guide.config.cut_share = 0.0
+
+
+def test_what_a_dial_cannot_be_made_of_is_refused() -> None:
+    model = guided()
+    for guidance, found in (
+        (Guidance(strength=2.0), "a strength of 2"),
+        (Guidance(target_rate=0.5), "a target rate of 0.5"),
+        (Guidance(floor=0.1), "a floor of 0.1"),
+    ):
+        other = GuidedLanguageModel(model.base, model.follower, guidance=guidance)
+        with pytest.raises(InputError, match=found):
+            measure_dial(other, PROMPTS, None, ORACLE)
+    ends = GuidedLanguageModel(
+        guided("eos").base, guided("eos").follower, guidance=Guidance(exact_end=True), oracle=ORACLE
+    )
+    with pytest.raises(InputError, match="found an exact end"):
+        measure_dial(ends, PROMPTS, None, ORACLE)
+    doubting = GuidedLanguageModel(model.base, model.follower, guidance=Guidance(doubt=0.1))
+    with pytest.raises(MismatchError, match="that this dial was measured with"):
+        turn_dial(doubting, measured(), 0.5)
+    table = TabularModel.random(["x"], vocabulary_size=4, length_limit=3, seed=1)
+    tabular = GuidedLanguageModel(table, TabularFollower({("x", "x"): torch.zeros(1, 4)}))
+    with pytest.raises(InputError, match="found one led by a TabularFollower"):
+        measure_dial(tabular, ["x"], None, ORACLE, strengths=[1.0])
