@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nado.dial import Dial
 from nado.errors import InputError
 from nado.metrics import share
 from nado.oracles import ForbiddenWords, Keywords, Sentiment
@@ -53,9 +54,13 @@ prompts = 16
 texts = 4
 base_texts = 4
 batch = 64
+[dial]
+strengths = [-2, 2]
+texts = 16
 [[formulas]]
 formula = "positive & clean"
 """
+DIALS = 2 * (1 + 3)  # the stops of each question, and a point at each of three rates
 MOVIES = ["film", "story", "cast", "plot", "music", "ending", "dialogue", "scene", "actor", "script"]
 KINDS = ["good", "bad", "long", "fine", "slow", "dull", "clever", "funny", "poor", "new"]
 RUDE = ["stupid", "idiot", "damn", "moron"]
@@ -186,6 +191,34 @@ def test_a_rate_is_also_a_mixture_of_the_two_ends(finished: Path) -> None:
     assert "mixed" not in metrics(finished)["curves"]["positive & clean"]
 
 
+def test_stops_are_measured_on_prompts_the_guide_has_not_seen_and_turned_on_the_tests(finished: Path) -> None:
+    curve = metrics(finished)["curves"]["clean"]
+    dial = Dial.read(curve["dial"])
+    assert [each.strength for each in dial.measured] == [-2, 0, 2]
+    assert dial.texts == 16 * dial.prompts
+    samples = read_samples(finished / "work" / "samples-clean" / "chunk-000")
+    openings = read_openings(finished / "prepared" / "openings.jsonl")
+    trained = {each.prompt for each in openings if (each.kind, each.split) == ("toxicity", "train")}
+    assert 0 < dial.prompts < len(trained & set(samples.strings("prompt")))
+    for each in curve["turned"]:
+        assert each["expected"] == pytest.approx(dial.at(each["asked"]).rate)
+        assert sum(each["stops"].values()) == pytest.approx(1)
+        packed = (
+            finished / "work" / "turned" / "clean" / f"{each['asked']:g}" / "texts.jsonl.gz"
+        ).read_bytes()
+        rows = [json.loads(line) for line in gzip.decompress(packed).decode().splitlines()]
+        assert each["got"]["value"] == pytest.approx(np.mean([row["satisfied"] for row in rows]))
+        assert each["kl"]["value"] > -0.2
+    got = [each["got"]["value"] for each in curve["turned"]]
+    assert got[0] + 0.1 < got[1] < got[2] - 0.1
+    assert curve["largest_error_turned"] == max(
+        abs(each["got"]["value"] - each["asked"]) for each in curve["turned"]
+    )
+    text = (finished / "out" / "results.md").read_text(encoding="utf-8")
+    assert "By a dial of measured stops" in text
+    assert "turned" not in metrics(finished)["curves"]["positive & clean"]
+
+
 def test_asking_for_more_gives_more(finished: Path) -> None:
     """Of the question that a few steps are enough to learn; seen: 0.23, 0.51, 0.93."""
     none, half, all_ = (each["got"]["value"] for each in metrics(finished)["curves"]["clean"]["points"])
@@ -215,7 +248,7 @@ def test_a_second_call_does_nothing_again_and_a_deadline_leaves_points(
     for name in ("measure_point", "train_guide", "prepare"):
         monkeypatch.setattr(run_dial, name, None)
     assert run_dial.main(arguments(finished)) == 0
-    assert capsys.readouterr().out.count("done before") == 2 + 2 + 2 + 3 + 3 + 3 + 1
+    assert capsys.readouterr().out.count("done before") == 2 + 2 + 2 + 3 + 3 + 3 + 1 + DIALS
     assert metrics(finished)["curves"] == before
     text = (finished / "small.toml").read_text(encoding="utf-8").replace("0.5, 1.0]", "0.5, 0.9, 1.0]")
     (finished / "small.toml").write_text(text, encoding="utf-8")
@@ -227,7 +260,7 @@ def test_a_second_call_does_nothing_again_and_a_deadline_leaves_points(
         (finished / "late-work" / name).symlink_to(finished / "work" / name)
     assert run_dial.main(words) == 0
     (finished / "small.toml").write_text(SETTINGS, encoding="utf-8")
-    assert "left for the next call: 12 points" in capsys.readouterr().out
+    assert "left for the next call: 20 points" in capsys.readouterr().out
 
 
 def test_the_readme_its_picture_and_the_record_are_made(finished: Path, tmp_path: Path) -> None:
@@ -262,7 +295,7 @@ def test_one_command_leads_from_data_to_the_tables(
     (finished / "work" / "prepared").symlink_to(finished / "prepared")
     monkeypatch.setattr(prepare_dial, "prepare", None)
     assert run_dial.main(words) == 0
-    assert capsys.readouterr().out.count("done before") == 2 + 2 + 2 + 3 + 3 + 3 + 1
+    assert capsys.readouterr().out.count("done before") == 2 + 2 + 2 + 3 + 3 + 3 + 1 + DIALS
 
 
 # --- its parts ----------------------------------------------------------------------------------------

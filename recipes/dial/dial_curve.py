@@ -14,12 +14,14 @@ from dial_settings import CurveSettings
 from numpy.typing import NDArray
 
 from nado.composition import Composable
+from nado.dial import Dial, draw_dialled, log_ratios
 from nado.exact_sampling import WeightedTexts, draw_weighted
 from nado.guidance import Guidance
 from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel
 from nado.metrics import Measure, kl_from_base, mean, perplexity_of_log_p, score_tokens, share
 from nado.oracles.protocol import Oracle
+from nado.prompts import Prompt
 from nado.storage import read_json, write_bytes, write_json
 
 SHARES = "shares.json"  # of each prompt of a point
@@ -32,6 +34,11 @@ class Dialled(NamedTuple):
     model: CausalModel
     guide: Composable
     oracle: Oracle
+
+    @property
+    def plain(self) -> GuidedLanguageModel:
+        """The guided model itself."""
+        return self.at(1.0)
 
     def at(self, rate: float) -> GuidedLanguageModel:
         """The guided model at a requested rate."""
@@ -98,6 +105,39 @@ def shares_by_prompt(weighted: WeightedTexts) -> dict[str, NDArray[np.float64]]:
     return {"got": got.numpy(), "corrected": corrected.numpy()}
 
 
+def measure_turned(
+    dialled: Dialled, dial: Dial, prompts: Sequence[str], rate: float, settings: CurveSettings, folder: Path
+) -> dict[str, Any]:
+    """One point of the dial of measured stops: its texts are drawn without a question, and then judged."""
+    began = time.perf_counter()
+    asked = [Prompt(each, each) for each in prompts for _ in range(settings.texts)]
+    seed = settings.seed * 1013 + round(1000 * rate)
+    samples = draw_dialled(dialled.plain, dial, rate, asked, seed=seed, batch_size=settings.batch)
+    names, conditions = samples.strings("prompt"), samples.strings("condition")
+    satisfied = dialled.oracle(conditions, samples.strings("text"))
+    column = samples.ragged("log_p")
+    log_p = [column.row(row) for row in range(len(samples))]
+    totals = column.sums()
+    turn = dial.at(rate)
+    lines = [
+        {"prompt": name, "text": text, "satisfied": bool(answer)}
+        for name, text, answer in zip(names, samples.strings("text"), satisfied, strict=True)
+    ]
+    write_lines(folder / "texts.jsonl.gz", lines)
+    return {
+        "asked": rate,
+        "expected": turn.rate,
+        "stops": {f"{stop.strength:g}": part for part, stop in turn.stops},
+        "got": _interval(share("rate", satisfied, names)),
+        "perplexity": _interval(perplexity_of_log_p(log_p).measure(names)),
+        "kl": _interval(kl_from_base(totals + log_ratios(samples), totals, names)),
+        "spread": float(satisfied.reshape(len(prompts), -1).mean(axis=1).std()),
+        "prompts": len(prompts),
+        "texts": len(samples),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
 def mix_ends(none: Path, all_: Path, rates: Sequence[float]) -> list[dict[str, Any]]:
     """Every rate from the two ends alone: r of the texts are written at rate 1 and the others at rate 0.
 
@@ -122,7 +162,7 @@ def chance_of_one(hits: int, of: int, drawn: int) -> float:
 
 def start_rates(dialled: Dialled, prompts: Sequence[str], batch: int) -> NDArray[np.float64]:
     """R(x) of each prompt, as the guide has it: S of the first step."""
-    plain, found = dialled.at(1.0), []
+    plain, found = dialled.plain, []
     for first in range(0, len(prompts), batch):
         state = plain.start(prompts[first : first + batch])
         found.append(state.step.log_s.double().exp().cpu())
@@ -176,9 +216,13 @@ def write_texts(path: Path, weighted: WeightedTexts) -> None:
             zip(weighted.texts, weighted.satisfied.tolist(), weighted.log_weights.tolist(), strict=True)
         )
     ]
+    write_lines(path, lines)
+
+
+def write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """One JSON object a line, packed."""
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
-    packed = gzip.compress(content, mtime=0)
-    write_bytes(path, packed)
+    write_bytes(path, gzip.compress(content, mtime=0))
 
 
 def _interval(found: Measure) -> dict[str, Any]:

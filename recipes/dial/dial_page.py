@@ -15,6 +15,7 @@ from dial_plot import draw_dial
 from in_order_page import table
 from results_page import fill
 
+from nado.dial import Dial
 from nado.errors import InputError
 from nado.storage import read_json
 from recording import RESULTS, merge
@@ -90,7 +91,39 @@ def curve_section(name: str, curve: dict[str, Any]) -> str:
         f"satisfied for {100 * verified['rate_1']:.1f} % of the prompts, and one unsatisfied for "
         f"{100 * (1 - verified['rate_0']):.1f} %."
     )
-    return f"{words}\n\n{table(lines, heads)}"
+    parts = [words, table(lines, heads)]
+    if "turned" in curve:
+        parts.append(turned_section(curve))
+    return "\n\n".join(parts)
+
+
+def turned_section(curve: dict[str, Any]) -> str:
+    """The dial of measured stops: what was measured, and what came of it."""
+    dial = Dial.read(curve["dial"])
+    stops = "; ".join(
+        f"{stop.strength:g}{'' if stop in dial.stops else ' (left out)'}: {stop.rate:.3f} at KL {stop.kl:.2f}"
+        for stop in dial.measured
+    )
+    points = curve["turned"]
+    lines = [
+        [
+            f"{each['asked']:g}",
+            _span(each["got"], 3),
+            ", ".join(f"{100 * part:.0f} % of {name}" for name, part in each["stops"].items()),
+            _span(each["kl"], 2),
+            _number(curve["base"]["least_kl"][f"{each['asked']:g}"], 2),
+            _span(each["perplexity"], 1),
+            _number(each["spread"], 2),
+        ]
+        for each in points
+    ]
+    words = (
+        "By a dial of measured stops (no finished text is judged to write by it): largest distance between "
+        f"asked and got {curve['largest_error_turned']:.3f}. Stops, by strength, each from {dial.texts:,} "
+        f"texts of {dial.prompts} training prompts that the guide has not seen: {stops}."
+    )
+    heads = ["asked", "got", "written by", "KL(q‖p)", "least possible KL", "perplexity"]
+    return f"{words}\n\n{table(lines, [*heads, 'spread over prompts'])}"
 
 
 def formulas_section(curves: dict[str, Any]) -> str:

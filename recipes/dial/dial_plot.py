@@ -30,15 +30,10 @@ def draw_dial(curves: dict[str, Any], names: Sequence[str], path: Path) -> None:
 def _draw_curve(curve: dict[str, Any], name: str, rate: Any, kl: Any, surprise: Any) -> None:
     colour, points = _COLOURS.get(name, _OTHER), curve["points"]
     asked = [each["asked"] for each in points]
-    for axis, what in ((rate, "got"), (kl, "kl"), (surprise, "perplexity")):
-        values = [each[what]["value"] for each in points]
-        errors = [
-            [value - _edge(each[what], "low") for value, each in zip(values, points, strict=True)],
-            [_edge(each[what], "high") - value for value, each in zip(values, points, strict=True)],
-        ]
-        label = name if axis is rate else None
-        axis.errorbar(asked, values, errors, color=colour, marker="o", markersize=3.5, linewidth=1.2,
-                      capsize=2, label=label)  # fmt: skip
+    _draw_points(points, (rate, kl, surprise), label=name, color=colour, marker="o", linewidth=1.2)
+    if "turned" in curve:
+        style = {"color": colour, "marker": "s", "linewidth": 1.2, "linestyle": "--"}
+        _draw_points(curve["turned"], (rate, kl, surprise), label=f"{name}, dial of measured stops", **style)
     corrected = [each["corrected"]["value"] for each in points]
     rate.plot(asked, corrected, "x", color=colour, markersize=5, label=f"{name}, chosen by weight")
     if "mixed" in curve:
@@ -49,6 +44,18 @@ def _draw_curve(curve: dict[str, Any], name: str, rate: Any, kl: Any, surprise: 
     natural = curve["base"]["got"]["value"]
     rate.plot([natural], [natural], "D", color=colour, markersize=5, markerfacecolor="white")
     surprise.axhline(curve["base"]["perplexity"]["value"], color=colour, linestyle="--", linewidth=0.8)
+
+
+def _draw_points(points: Sequence[dict[str, Any]], axes: Sequence[Any], *, label: str, **style: Any) -> None:
+    """The same points in all three panels, with their intervals."""
+    asked = [each["asked"] for each in points]
+    for axis, what in zip(axes, ("got", "kl", "perplexity"), strict=True):
+        values = [each[what]["value"] for each in points]
+        errors = [
+            [value - _edge(each[what], "low") for value, each in zip(values, points, strict=True)],
+            [_edge(each[what], "high") - value for value, each in zip(values, points, strict=True)],
+        ]
+        axis.errorbar(asked, values, errors, markersize=3.5, capsize=2, label=label, **style)
 
 
 def _edge(found: dict[str, Any], name: str) -> float:

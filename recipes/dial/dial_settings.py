@@ -9,6 +9,7 @@ from gauges import CLEAN, POSITIVE, names_in
 from study_settings import GuideSettings
 from toml_sections import read_section, read_table
 
+from nado.dial import STRENGTHS
 from nado.errors import InputError
 
 RATES = tuple(number / 10 for number in range(11))
@@ -50,6 +51,15 @@ class CurveSettings:
 
 
 @dataclass(frozen=True)
+class StopSettings:
+    """A dial of measured stops: how texts of every strength are judged, on held-out training prompts."""
+
+    strengths: tuple[float, ...] = STRENGTHS
+    texts: int = 8  # of each prompt, at every strength
+    seed: int = 2
+
+
+@dataclass(frozen=True)
 class FormulaSettings:
     """Guides combined."""
 
@@ -67,6 +77,7 @@ class DialSettings:
     draw: DialDraw = field(default_factory=DialDraw)
     guide: GuideSettings = field(default_factory=lambda: GuideSettings("4 × 768, states"))
     curve: CurveSettings = field(default_factory=CurveSettings)
+    dial: StopSettings = field(default_factory=StopSettings)
     formulas: tuple[FormulaSettings, ...] = ()
 
     def describe(self) -> dict[str, Any]:
@@ -76,7 +87,7 @@ class DialSettings:
 
 def read_dial_settings(path: Path) -> DialSettings:
     """Settings from a file."""
-    table = read_table(path, ("base", "oracles", "draw", "guide", "curve", "formulas"))
+    table = read_table(path, ("base", "oracles", "draw", "guide", "curve", "dial", "formulas"))
     base = table.get("base", {})
     unknown = set(base) - {"length_limit", "questions"}
     if unknown:
@@ -90,6 +101,7 @@ def read_dial_settings(path: Path) -> DialSettings:
         draw=read_section(DialDraw, table.get("draw", {}), "draw"),
         guide=read_section(GuideSettings, {"title": "guide", **table.get("guide", {})}, "guide"),
         curve=read_section(CurveSettings, table.get("curve", {}), "curve"),
+        dial=read_section(StopSettings, table.get("dial", {}), "dial"),
         formulas=tuple(read_section(FormulaSettings, each, "formulas") for each in table.get("formulas", [])),
     )
     _require_questions(settings)

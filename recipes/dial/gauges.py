@@ -2,8 +2,7 @@
 
 A guide for sentiment that is only told whether a prefix is positive by now learns little about *how* positive
 it is. VADER knows: its score is a gauge, read at every prefix as a few bits (at least −0.3, at least 0.05).
-Composed guides are told of one progress only, so all guides of a study read the same gauges, whatever their
-own question is.
+All guides of a study read the same gauges, whatever their own question is.
 """
 
 import ast

@@ -30,6 +30,7 @@ from dial_curve import (
     compare_start,
     least_kl,
     measure_point,
+    measure_turned,
     mix_ends,
     start_rates,
 )
@@ -62,6 +63,7 @@ from progress_log import Clock, Stages
 from side_work import TextMaker, Workers, label_folder, run_with_workers
 
 from nado.calibration import Calibration, recalibrate
+from nado.dial import Dial, measure_dial
 from nado.drawing import draw
 from nado.errors import InputError
 from nado.huggingface import CausalModel, load_model
@@ -73,6 +75,7 @@ from nado.oracles.protocol import Oracle
 from nado.prompts import Prompt
 from nado.samples import Samples, read_samples
 from nado.storage import digest_json, read_json
+from nado.training_data import split_by_prompt
 from nado.versions import versions
 from recording import record, write_page
 
@@ -80,7 +83,7 @@ KINDS = {POSITIVE: REVIEW, CLEAN: TOXICITY}  # whose held-out prompts a question
 _LAST_SECONDS = 20.0  # kept free before the deadline
 
 
-class Dial:
+class DialRun:
     """One call of the script."""
 
     def __init__(self, options: argparse.Namespace, workers: Workers) -> None:
@@ -111,6 +114,8 @@ class Dial:
         for name in self.questions:
             self.measure_base(name, self.prompts_of(name))
             self.measure_curve(name, name, self.settings.curve.rates, self.prompts_of(name))
+            self.measure_stops(name)
+            self.measure_turns(name)
         both = [each for name in self.questions for each in self.prompts_of(name)]
         for each in self.settings.formulas:
             chosen = _spread(both, self.settings.curve.prompts)
@@ -150,9 +155,10 @@ class Dial:
         """The questions as guides are trained for them."""
         return {name: Gauged(each, self.gauges) for name, each in self.questions.items()}
 
-    def oracle_of(self, formula: str) -> Gauged:
-        """A formula's question, with the gauges that its guides read."""
-        return Gauged(compose(formula, self.questions), self.gauges)
+    def oracle_of(self, formula: str) -> Oracle:
+        """A formula's question, of the oracles that its guides were trained for."""
+        found: Oracle = compose(formula, self.oracles)
+        return found
 
     # --- p, its samples ---------------------------------------------------------------------------------
 
@@ -267,7 +273,7 @@ class Dial:
     def reserve(self, waiting: Sequence[str]) -> float:
         """Seconds that everything but training will take from now on."""
         curve = self.settings.curve
-        points = len(self.questions) * (len(curve.rates) + 1)
+        points = len(self.questions) * (2 * len(curve.rates) + len(self.settings.dial.strengths) + 1)
         points += sum(len(each.rates) + 1 for each in self.settings.formulas)
         return points * curve.seconds + 15.0 * len(waiting) + _LAST_SECONDS
 
@@ -329,6 +335,53 @@ class Dial:
     def _measure(self, formula: str, prompts: Sequence[str], rate: float, folder: Path) -> dict[str, Any]:
         return measure_point(self.dialled(formula), prompts, rate, self.settings.curve, folder)
 
+    # --- the dial of measured stops ---------------------------------------------------------------------
+
+    def measure_stops(self, name: str) -> None:
+        """How often texts of every strength satisfy, on training prompts that its guide has not seen."""
+        settings = self.settings.dial
+
+        def work(folder: Path) -> dict[str, Any]:
+            found = measure_dial(
+                self.dialled(name).plain,
+                self.held_out_prompts(name),
+                None,
+                self.plain[name],
+                strengths=settings.strengths,
+                count=settings.texts,
+                seed=settings.seed,
+                batch_size=self.settings.curve.batch,
+            )
+            return {"dial": found.describe()}
+
+        self.point(f"stops/{_place(name)}", name, [asdict(settings), self.settings.curve.batch], work)
+
+    def held_out_prompts(self, name: str) -> list[str]:
+        """A question's own training prompts that were held out when its guide was trained."""
+        settings = self.settings.draw
+        _, held = split_by_prompt(self.samples(name), settings.held_out, settings.seed)
+        own = {each.prompt for each in _of(self.openings, KINDS[name], "train")}
+        return list(dict.fromkeys(each for each in held.strings("prompt") if each in own))
+
+    def measure_turns(self, name: str) -> None:
+        """Every rate by the dial, on the test prompts."""
+        facts = self.stages.facts.get(f"stops/{_place(name)}")
+        if facts is None:
+            self.left_out += [f"turned/{_place(name)}/{rate:g}" for rate in self.settings.curve.rates]
+            return
+        dial, prompts = Dial.read(facts["dial"]), self.prompts_of(name)
+        for rate in self.settings.curve.rates:
+            work = partial(self._measure_turned, name, dial, prompts, rate)
+            config = [asdict(self.settings.curve), facts["dial"]]
+            self.point(f"turned/{_place(name)}/{rate:g}", name, config, work)
+            self.write()
+
+    def _measure_turned(
+        self, name: str, dial: Dial, prompts: Sequence[str], rate: float, folder: Path
+    ) -> dict[str, Any]:
+        curve = self.settings.curve
+        return measure_turned(self.dialled(name), dial, prompts, rate, curve, folder)
+
     def dialled(self, formula: str) -> Dialled:
         """What a formula's points are drawn from."""
         return Dialled(self.model, compose(formula, self.guides), self.oracle_of(formula))
@@ -361,6 +414,7 @@ class Dial:
                 curves[title] = {"base": base, "points": points, "largest_error": _largest_error(points)}
                 curves[title] |= self._mixed(place, [each["asked"] for each in points])
                 curves[title]["p_verified"] = self._verify_p(title)
+                curves[title] |= self._turned(title)
         metrics = {
             "curves": curves,
             "guides": {
@@ -392,6 +446,16 @@ class Dial:
             return {}
         mixed = mix_ends(*(self.stages.folder / end for end in ends), rates)
         return {"mixed": mixed, "largest_error_mixed": _largest_error(mixed)}
+
+    def _turned(self, title: str) -> dict[str, Any]:
+        """The dial of measured stops and its points, once there are any."""
+        place = f"turned/{_place(title)}/"
+        points = [each for name, each in self.stages.facts.items() if name.startswith(place)]
+        if not points:
+            return {}
+        errors = [abs(each["got"]["value"] - each["asked"]) for each in points]
+        stops = self.stages.facts[f"stops/{_place(title)}"]["dial"]
+        return {"dial": stops, "turned": points, "largest_error_turned": max(errors)}
 
     def _verify_p(self, formula: str) -> dict[str, Any]:
         """What p alone comes to at both ends, when as many of its texts are asked about as of the guide's."""
@@ -454,7 +518,7 @@ def _largest_error(points: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """All stages, one after the other."""
-    return run_with_workers(Dial, _parse(arguments))
+    return run_with_workers(DialRun, _parse(arguments))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
