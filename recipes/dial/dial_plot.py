@@ -30,7 +30,7 @@ def draw_dial(curves: dict[str, Any], names: Sequence[str], path: Path) -> None:
 def _draw_curve(curve: dict[str, Any], name: str, rate: Any, kl: Any, surprise: Any) -> None:
     colour, points = _COLOURS.get(name, _OTHER), curve["points"]
     asked = [each["asked"] for each in points]
-    _draw_points(points, (rate, kl, surprise), label=name, color=colour, marker="o", linewidth=1.2)
+    _draw_points(points, (rate, kl, surprise), label=f"{name}, soft rate", color=colour, marker="o", linewidth=1.2)
     if "turned" in curve:
         style = {"color": colour, "marker": "s", "linewidth": 1.2, "linestyle": "--"}
         _draw_points(curve["turned"], (rate, kl, surprise), label=f"{name}, dial of measured stops", **style)
