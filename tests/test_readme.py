@@ -72,6 +72,12 @@ def test_the_python_of_the_page_on_generating_runs(
     assert "verified" in printed or "not found" in printed
 
 
+def test_the_dial_of_the_page_on_generating_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = [each for each in python_of(GENERATING) if "measure_dial" in each]
+    exec(compile(block, GENERATING.name, "exec"), {})
+    assert re.match(r"70\.0% expected \[.*dog.*pan.*\]\n", capsys.readouterr().out)
+
+
 def test_the_study_of_the_readme_has_no_mistakes(tmp_path: Path) -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "study.toml").write_text(block, encoding="utf-8")

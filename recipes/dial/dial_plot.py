@@ -30,10 +30,11 @@ def draw_dial(curves: dict[str, Any], names: Sequence[str], path: Path) -> None:
 def _draw_curve(curve: dict[str, Any], name: str, rate: Any, kl: Any, surprise: Any) -> None:
     colour, points = _COLOURS.get(name, _OTHER), curve["points"]
     asked = [each["asked"] for each in points]
-    _draw_points(points, (rate, kl, surprise), label=f"{name}, soft rate", color=colour, marker="o", linewidth=1.2)
+    panels, style = (rate, kl, surprise), {"color": colour, "linewidth": 1.2}
+    _draw_points(points, panels, label=f"{name}, soft rate", marker="o", **style)
     if "turned" in curve:
-        style = {"color": colour, "marker": "s", "linewidth": 1.2, "linestyle": "--"}
-        _draw_points(curve["turned"], (rate, kl, surprise), label=f"{name}, dial of measured stops", **style)
+        label = f"{name}, dial of measured stops"
+        _draw_points(curve["turned"], panels, label=label, marker="s", linestyle="--", **style)
     corrected = [each["corrected"]["value"] for each in points]
     rate.plot(asked, corrected, "x", color=colour, markersize=5, label=f"{name}, chosen by weight")
     if "mixed" in curve:

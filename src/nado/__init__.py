@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 # costs nothing and a machine without transformers' extras can still read samples or ask oracles.
 _HOMES = {
     "CausalModel": "nado.huggingface",
+    "Dial": "nado.dial",
     "EncoderDecoderModel": "nado.huggingface",
     "Guidance": "nado.guidance",
     "Guide": "nado.guide",
@@ -31,6 +32,7 @@ _HOMES = {
     "curriculum": "nado.rounds",
     "diagnose": "nado.exact_sampling",
     "draw": "nado.drawing",
+    "draw_dialled": "nado.dial",
     "draw_weighted": "nado.exact_sampling",
     "guided_mixture": "nado.proposals",
     "import_samples": "nado.importing",
@@ -39,6 +41,7 @@ _HOMES = {
     "load_guide": "nado.guide_files",
     "load_model": "nado.huggingface",
     "load_oracle": "nado.oracles",
+    "measure_dial": "nado.dial",
     "oracle": "nado.oracles",
     "progress_bar": "nado.progress",
     "read_prompts": "nado.prompts",
@@ -58,6 +61,7 @@ _HOMES = {
 
 __all__ = [
     "CausalModel",
+    "Dial",
     "EncoderDecoderModel",
     "Guidance",
     "Guide",
@@ -81,6 +85,7 @@ __all__ = [
     "curriculum",
     "diagnose",
     "draw",
+    "draw_dialled",
     "draw_weighted",
     "guided_mixture",
     "import_samples",
@@ -89,6 +94,7 @@ __all__ = [
     "load_guide",
     "load_model",
     "load_oracle",
+    "measure_dial",
     "oracle",
     "progress_bar",
     "read_prompts",
@@ -108,6 +114,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from nado.beam_search import search_beams
+    from nado.dial import Dial, draw_dialled, measure_dial
     from nado.drawing import draw
     from nado.errors import NadoError
     from nado.exact import TabularModel
