@@ -29,7 +29,7 @@ from nado.oracles import FunctionOracle
 from nado.prompts import Prompt
 from random_guides import random_guide
 
-PROMPTS = ["the dog", "a cat sees the", "ball", "the old man"]
+PROMPTS = [Prompt(text, text) for text in ("the dog", "a cat sees the", "ball", "the old man")]
 LIMIT = 6
 
 
@@ -51,7 +51,7 @@ def guided(completion: str = "limit") -> GuidedLanguageModel:
 
 @cache
 def measured() -> Dial:
-    return measure_dial(guided(), PROMPTS, None, ORACLE, count=400, batch_size=400)
+    return measure_dial(guided(), PROMPTS, ORACLE, count=400, batch_size=400)
 
 
 def stop(rate: float, kl: float, strength: float = 1.0) -> Stop:
@@ -132,7 +132,7 @@ def test_texts_at_a_rate_satisfy_at_that_rate() -> None:
     dial = measured()
     low, high = dial.stops[0], dial.stops[-1]
     assert high.rate - low.rate > 0.2  # the dial has something to turn
-    asked = [Prompt(each, each) for each in PROMPTS for _ in range(500)]
+    asked = [each for each in PROMPTS for _ in range(500)]
     found = []
     for share in (0.25, 0.75):
         rate = low.rate + share * (high.rate - low.rate)
@@ -153,7 +153,7 @@ def test_a_texts_log_proposal_is_that_of_the_mixture() -> None:
     proposal = turn_dial(model, ends, rate)
     assert proposal.shares == pytest.approx((0.3, 0.7))
     assert len(proposal.models) == 2
-    samples = draw_dialled(model, ends, rate, [Prompt(each, each) for each in PROMPTS * 8], seed=5)
+    samples = draw_dialled(model, ends, rate, PROMPTS * 8, seed=5)
     rows = [samples.ragged("tokens").row(row).tolist() for row in range(len(samples))]
     lengths = torch.tensor([len(row) for row in rows])
     tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
@@ -173,11 +173,11 @@ def test_a_guide_that_cannot_be_negated_has_no_stops_below_p(caplog: pytest.LogC
     guide.config.cut_share = 0.5
     try:
         with caplog.at_level(logging.WARNING):
-            dial = measure_dial(model, PROMPTS, None, ORACLE, count=50)
+            dial = measure_dial(model, PROMPTS, ORACLE, count=50)
         assert [each.strength for each in dial.measured] == [0.0, 1.0, 2.0, 4.0]
         assert "rates below p's own are out of reach" in caplog.text
         with pytest.raises(InputError, match="training texts ended themselves"):
-            measure_dial(model, PROMPTS, None, ORACLE, strengths=[-1.0], count=2)
+            measure_dial(model, PROMPTS, ORACLE, strengths=[-1.0], count=2)
     finally:
         guide.config.cut_share = 0.0
 
@@ -191,16 +191,16 @@ def test_what_a_dial_cannot_be_made_of_is_refused() -> None:
     ):
         other = GuidedLanguageModel(model.base, model.follower, guidance=guidance)
         with pytest.raises(InputError, match=found):
-            measure_dial(other, PROMPTS, None, ORACLE)
+            measure_dial(other, PROMPTS, ORACLE)
     ends = GuidedLanguageModel(
         guided("eos").base, guided("eos").follower, guidance=Guidance(exact_end=True), oracle=ORACLE
     )
     with pytest.raises(InputError, match="found an exact end"):
-        measure_dial(ends, PROMPTS, None, ORACLE)
+        measure_dial(ends, PROMPTS, ORACLE)
     doubting = GuidedLanguageModel(model.base, model.follower, guidance=Guidance(doubt=0.1))
     with pytest.raises(MismatchError, match="that this dial was measured with"):
         turn_dial(doubting, measured(), 0.5)
     table = TabularModel.random(["x"], vocabulary_size=4, length_limit=3, seed=1)
     tabular = GuidedLanguageModel(table, TabularFollower({("x", "x"): torch.zeros(1, 4)}))
     with pytest.raises(InputError, match="found one led by a TabularFollower"):
-        measure_dial(tabular, ["x"], None, ORACLE, strengths=[1.0])
+        measure_dial(tabular, [Prompt("x", "x")], ORACLE, strengths=[1.0])

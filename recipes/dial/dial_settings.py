@@ -73,6 +73,7 @@ class DialSettings:
 
     length_limit: int = 24
     questions: tuple[str, ...] = (POSITIVE, CLEAN)
+    half: bool = False  # bfloat16 on a CPU too, where it has instructions for it
     oracles: OracleSettings = field(default_factory=OracleSettings)
     draw: DialDraw = field(default_factory=DialDraw)
     guide: GuideSettings = field(default_factory=lambda: GuideSettings("4 × 768, states"))
@@ -89,14 +90,15 @@ def read_dial_settings(path: Path) -> DialSettings:
     """Settings from a file."""
     table = read_table(path, ("base", "oracles", "draw", "guide", "curve", "dial", "formulas"))
     base = table.get("base", {})
-    unknown = set(base) - {"length_limit", "questions"}
+    unknown = set(base) - {"length_limit", "questions", "half"}
     if unknown:
         raise InputError(
-            "the names length_limit, questions in base", f"{unknown.pop()}", "Check its spelling."
+            "the names length_limit, questions, half in base", f"{unknown.pop()}", "Check its spelling."
         )
     settings = DialSettings(
         length_limit=base.get("length_limit", 24),
         questions=tuple(base.get("questions", (POSITIVE, CLEAN))),
+        half=base.get("half", False),
         oracles=read_section(OracleSettings, table.get("oracles", {}), "oracles"),
         draw=read_section(DialDraw, table.get("draw", {}), "draw"),
         guide=read_section(GuideSettings, {"title": "guide", **table.get("guide", {})}, "guide"),

@@ -24,6 +24,7 @@ from typing import Any
 
 import around  # noqa: F401  (finds stages, guides and recording)
 import numpy as np
+import torch
 from dial_curve import (
     Dialled,
     chance_of_one,
@@ -170,6 +171,7 @@ class DialRun:
             length_limit=self.settings.length_limit,
             completion="limit",
             device=self.clock.device,
+            dtype=torch.bfloat16 if self.settings.half else None,
         )
         assert isinstance(loaded, CausalModel)
         return loaded
@@ -344,8 +346,7 @@ class DialRun:
         def work(folder: Path) -> dict[str, Any]:
             found = measure_dial(
                 self.dialled(name).plain,
-                self.held_out_prompts(name),
-                None,
+                [Prompt(each, each) for each in self.held_out_prompts(name)],
                 self.plain[name],
                 strengths=settings.strengths,
                 count=settings.texts,

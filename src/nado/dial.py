@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nado.composition import Composable
-from nado.drawing import default_batch_size, draw_rows
+from nado.drawing import default_batch_size, draw_rows, require_prompts
 from nado.errors import InputError, MismatchError, require_at_least
 from nado.following import GuideFollower
 from nado.guidance import Guidance
@@ -33,7 +33,7 @@ from nado.guided_language_model import GuidedLanguageModel
 from nado.labeling import label
 from nado.metrics import share
 from nado.oracles.protocol import Oracle
-from nado.prompts import Prompt, pair_prompts
+from nado.prompts import Prompt
 from nado.proposals import Component, Guided, Proposal, Tempered
 from nado.samples import Samples
 
@@ -146,8 +146,7 @@ def _below(middle: Stop, left: Stop, right: Stop) -> bool:
 
 def measure_dial(
     model: GuidedLanguageModel,
-    prompts: Sequence[str],
-    conditions: Sequence[str] | None,
+    prompts: Sequence[Prompt],
     oracle: Oracle,
     *,
     strengths: Sequence[float] | None = None,
@@ -161,10 +160,10 @@ def measure_dial(
     Take prompts that the guide was not trained on. Without `strengths`: from −4 to 4, or from 0 where the
     guide cannot be negated, so that rates below p's own are out of reach. p itself is always a stop.
     """
-    tasks = pair_prompts(prompts, conditions)
+    require_prompts(prompts)
     require_at_least(1, count=count, batch_size=batch_size)
     _require_mixable(model.guidance)
-    asked = [each for each in tasks for _ in range(count)]
+    asked = [each for each in prompts for _ in range(count)]
     measured = []
     for strength in sorted({0.0, *(_reachable(model) if strengths is None else strengths)}):
         proposal = Proposal((_component(model, strength),))
@@ -173,7 +172,7 @@ def measure_dial(
         measured.append(stop)
         if on_stop is not None:
             on_stop(stop)
-    return Dial(tuple(measured), len(set(tasks)), len(asked), model.fingerprint, oracle.fingerprint)
+    return Dial(tuple(measured), len(set(prompts)), len(asked), model.fingerprint, oracle.fingerprint)
 
 
 def draw_dialled(
@@ -189,6 +188,7 @@ def draw_dialled(
 
     `log_proposal` is that of the mixture: either stop may have written a text.
     """
+    require_prompts(prompts)
     return _draw(model, turn_dial(model, dial, rate), prompts, seed, batch_size)
 
 

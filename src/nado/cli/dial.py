@@ -61,8 +61,7 @@ def dial_command(
     model = GuidedLanguageModel(used.base, used.guide, guidance=config.guidance(), oracle=used.oracle)
     found = measure_dial(
         model,
-        [each.prompt for each in tasks],
-        [each.condition for each in tasks],
+        tasks,
         used.oracle,
         strengths=wanted,
         count=config.count,
