@@ -13,6 +13,7 @@ from nado.errors import InputError
 from nado.guidance import Guidance
 from nado.huggingface import load_model
 from nado.study.guides import use_guide
+from nado.study.reading import make_section
 from nado.tiny import GUIDES, locate_base, locate_guide
 
 HERE = Path(nado.tiny.__file__).parent
@@ -44,6 +45,15 @@ def test_an_embedded_guide_finds_its_base_wherever_it_is_asked_for(name, monkeyp
     for model in (nado.load(name, device="cpu"), nado.load(name, base="tiny", device="cpu")):
         assert model.guides[0].config.base_fingerprint == model.base.fingerprint
     assert use_guide(locate_guide(name), device="cpu").guide.config.base_name == "tiny"
+
+
+def test_a_study_beside_a_folder_of_that_name_means_the_embedded_base(tmp_path):
+    for name in ("tiny", "mine"):
+        (tmp_path / name).mkdir()
+    found = [
+        make_section("base", {"name": name, "length_limit": 8}, tmp_path, []) for name in ("tiny", "mine")
+    ]
+    assert [each.name for each in found] == ["tiny", str(tmp_path / "mine")]
 
 
 def test_a_base_that_cannot_be_loaded_is_one_error_for_everyone(monkeypatch, tmp_path):

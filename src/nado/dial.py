@@ -72,7 +72,7 @@ class Turn:
     def stops(self) -> list[tuple[float, Stop]]:
         """The stops that write at least some texts, with their shares."""
         both = ((1 - self.share, self.lower), (self.share, self.upper))
-        return [(share, stop) for share, stop in both if share > 0]
+        return [(part, stop) for part, stop in both if part > 0]
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def turn_dial(model: GuidedLanguageModel, dial: Dial, rate: float) -> Proposal:
         )
     stops = dial.at(rate).stops
     parts = tuple(_component(model, stop.strength) for _, stop in stops)
-    return Proposal(parts, tuple(share for share, _ in stops))
+    return Proposal(parts, tuple(part for part, _ in stops))
 
 
 def _draw(

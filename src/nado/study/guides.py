@@ -33,10 +33,11 @@ from nado.reading import Reader
 from nado.samples import Samples
 from nado.storage import read_json, write_json
 from nado.study.materials import digest_base, load_base, loading_options
+from nado.study.reading import find_base
 from nado.study.sections import BaseConfig, DataConfig, GenerateConfig, GuideShape, describe_section
 from nado.study.systems import System, write_texts
-from nado.study.tables import Problem, read_table, resolve
-from nado.tiny import GUIDES, locate_base, locate_guide
+from nado.study.tables import Problem, read_table
+from nado.tiny import GUIDES, locate_guide
 from nado.trackers import StepListener
 from nado.training import Measure, Objective, TrainingConfig, TrainingSummary, train
 from nado.training_data import TrainingData, split_by_prompt
@@ -291,7 +292,9 @@ def saved_base(folder: Path, **changes: Any) -> tuple[BaseConfig, str | None]:
         if config.get("base_name"):
             table["name"] = config["base_name"]
     given = {key: value for key, value in changes.items() if value is not None}
-    table |= given | ({"name": _find_here(given["name"])} if "name" in given else {})
+    if "name" in given:  # of the caller's, a path from here; a saved name is no such path
+        given["name"] = find_base(given["name"], Path.cwd())
+    table |= given
     if "name" not in table:
         raise InputError(
             "a guide that names its base", f"none in {folder}", "Name it: --base FOLDER, or load(…, base=…)."
@@ -301,12 +304,6 @@ def saved_base(folder: Path, **changes: Any) -> tuple[BaseConfig, str | None]:
     if base is None:
         raise problems[0].error
     return base, template
-
-
-def _find_here(name: str) -> str:
-    """A base as the caller names it: a path from here where there is one. Saved names are not such paths."""
-    there = resolve(name, Path.cwd())
-    return str(there) if locate_base(name) == name and there.exists() else name
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from nado.study.sections import (
     PromptsConfig,
 )
 from nado.study.tables import Problem, parse_words, read_table, resolve
+from nado.tiny import locate_base
 
 if TYPE_CHECKING:
     from nado.rounds import RoundsConfig
@@ -190,13 +191,14 @@ def resolve_oracle(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def with_local_base(base: BaseConfig, folder: Path) -> BaseConfig:
     """Names that are files beside the study's, as absolute paths; others are left as hub names."""
+    adapter = None if base.adapter is None else find_base(base.adapter, folder)
+    return replace(base, name=find_base(base.name, folder), adapter=adapter)
 
-    def find(name: str) -> str:
-        there = resolve(name, folder)
-        return str(there) if there.exists() else name
 
-    adapter = None if base.adapter is None else find(base.adapter)
-    return replace(base, name=find(base.name), adapter=adapter)
+def find_base(name: str, folder: Path) -> str:
+    """An absolute path where there is one from `folder`; hub names, and the embedded base's, as they are."""
+    there = resolve(name, folder)
+    return str(there) if locate_base(name) == name and there.exists() else name
 
 
 def _kinds(section: str) -> dict[str, Any]:
