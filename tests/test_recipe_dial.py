@@ -19,6 +19,7 @@ from nado.oracles import ForbiddenWords, Keywords, Sentiment
 from nado.oracles.linear_classifier import LinearClassifier
 from nado.samples import read_samples
 from nado.storage import read_json
+from nado.training_data import split_by_prompt
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "dial"
 sys.path.insert(0, str(RECIPE))
@@ -30,6 +31,7 @@ from dial_curve import chance_of_one, compare_start, least_kl  # noqa: E402
 from dial_data import OPENINGS, read_openings  # noqa: E402
 from dial_settings import RATES, read_dial_settings  # noqa: E402
 from gauges import Gauged, Reaches, SentimentGauge, ToxicityGauge, compose  # noqa: E402
+from side_work import Workers  # noqa: E402
 
 SETTINGS = """
 [base]
@@ -56,7 +58,8 @@ base_texts = 4
 batch = 64
 [dial]
 strengths = [-2, 2]
-texts = 16
+prompts = 8
+texts = 8
 [[formulas]]
 formula = "positive & clean"
 """
@@ -195,8 +198,7 @@ def test_stops_are_measured_on_prompts_the_guide_has_not_seen_and_turned_on_the_
     curve = metrics(finished)["curves"]["clean"]
     dial = Dial.read(curve["dial"])
     assert [each.strength for each in dial.measured] == [-2, 0, 2]
-    assert dial.texts == 16 * dial.prompts
-    assert 0 < dial.prompts < 16  # held out of those of its kind
+    assert (dial.prompts, dial.texts) == (8, 64)
     for each in curve["turned"]:
         assert each["expected"] == pytest.approx(dial.at(each["asked"]).rate)
         assert sum(each["stops"].values()) == pytest.approx(1)
@@ -214,6 +216,28 @@ def test_stops_are_measured_on_prompts_the_guide_has_not_seen_and_turned_on_the_
     text = (finished / "out" / "results.md").read_text(encoding="utf-8")
     assert "By a dial of measured stops" in text
     assert "turned" not in metrics(finished)["curves"]["positive & clean"]
+
+
+@pytest.mark.parametrize("prompts", [0, 8, 1000])
+def test_stops_take_held_out_prompts_first_and_then_such_that_nothing_was_drawn_for(
+    finished: Path, prompts: int
+) -> None:
+    """Fourteen of thirty training prompts of a kind were not drawn for."""
+    text = SETTINGS.replace("prompts = 8\n", f"prompts = {prompts}\n")
+    (finished / "more.toml").write_text(text, encoding="utf-8")
+    options = run_dial._parse([*arguments(finished), "--settings", str(finished / "more.toml")])
+    with Workers(0) as workers:
+        run = run_dial.DialRun(options, workers)
+        run.draw()
+        found = run.unseen_prompts("clean")
+        learned = set(split_by_prompt(run.samples("clean"), 0.2, 0)[0].strings("prompt"))
+    assert len(set(found)) == len(found)
+    assert not set(found) & learned
+    drawn = {each.prompt for each in run.training_prompts()}
+    held_out = sum(each in drawn for each in found)
+    assert held_out > 0
+    assert not set(found[held_out:]) & drawn
+    assert len(found) == min(max(prompts, held_out), held_out + 14)
 
 
 def test_asking_for_more_gives_more(finished: Path) -> None:
@@ -391,9 +415,10 @@ def test_openings_that_are_shipped_and_settings_are_read(tmp_path: Path) -> None
     assert len({each.prompt for each in openings}) == len(openings) == 1628
     assert {each.split for each in openings} == {"train", "test"}
     assert read_dial_settings(RECIPE / "embedded.toml").questions == ("positive",)
-    full = read_dial_settings(RECIPE / "smollm2.toml")
-    assert full.curve.rates == RATES
+    full, small = (read_dial_settings(RECIPE / name) for name in ("smollm2.toml", "smollm2_small.toml"))
+    assert full.curve.rates == small.curve.rates == RATES
     assert len(full.formulas) == 3
+    assert small.half
     path = tmp_path / "wrong.toml"
     for text, found in (
         ("[draw]\nsample = 3\n", "found sample"),

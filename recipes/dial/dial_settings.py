@@ -52,9 +52,10 @@ class CurveSettings:
 
 @dataclass(frozen=True)
 class StopSettings:
-    """A dial of measured stops: how texts of every strength are judged, on held-out training prompts."""
+    """A dial of measured stops: how texts of every strength are judged, on prompts its guide has not seen."""
 
     strengths: tuple[float, ...] = STRENGTHS
+    prompts: int = 0  # of the question's kind, where those held out are too few (0: these alone)
     texts: int = 8  # of each prompt, at every strength
     seed: int = 2
 

@@ -340,13 +340,13 @@ class DialRun:
     # --- the dial of measured stops ---------------------------------------------------------------------
 
     def measure_stops(self, name: str) -> None:
-        """How often texts of every strength satisfy, on training prompts that its guide has not seen."""
+        """How often texts of every strength satisfy, on training prompts that no guide has seen."""
         settings = self.settings.dial
 
         def work(folder: Path) -> dict[str, Any]:
             found = measure_dial(
                 self.dialled(name).plain,
-                [Prompt(each, each) for each in self.held_out_prompts(name)],
+                [Prompt(each, each) for each in self.unseen_prompts(name)],
                 self.plain[name],
                 strengths=settings.strengths,
                 count=settings.texts,
@@ -357,12 +357,16 @@ class DialRun:
 
         self.point(f"stops/{_place(name)}", name, [asdict(settings), self.settings.curve.batch], work)
 
-    def held_out_prompts(self, name: str) -> list[str]:
-        """A question's own training prompts that were held out when its guide was trained."""
+    def unseen_prompts(self, name: str) -> list[str]:
+        """Training prompts that no guide has seen: those held out, then such that nothing was drawn for."""
         settings = self.settings.draw
         _, held = split_by_prompt(self.samples(name), settings.held_out, settings.seed)
-        own = {each.prompt for each in _of(self.openings, KINDS[name], "train")}
-        return list(dict.fromkeys(each for each in held.strings("prompt") if each in own))
+        own = [each.prompt for each in _of(self.openings, KINDS[name], "train")]
+        held_out = set(held.strings("prompt"))
+        found = [each for each in own if each in held_out]
+        wanted = max(self.settings.dial.prompts, len(found))
+        not_drawn = own[settings.prompts :] if settings.prompts else []
+        return [*found, *not_drawn][:wanted]
 
     def measure_turns(self, name: str) -> None:
         """Every rate by the dial, on the test prompts."""
