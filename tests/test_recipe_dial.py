@@ -62,8 +62,11 @@ prompts = 8
 texts = 8
 [[formulas]]
 formula = "positive & clean"
+stops = true
+[[formulas]]
+formula = "~positive"
 """
-DIALS = 2 * (1 + 3)  # the stops of each question, and a point at each of three rates
+DIALS = 3 * (1 + 3)  # the stops of each question and of a formula, and a point at each of three rates
 MOVIES = ["film", "story", "cast", "plot", "music", "ending", "dialogue", "scene", "actor", "script"]
 KINDS = ["good", "bad", "long", "fine", "slow", "dull", "clever", "funny", "poor", "new"]
 RUDE = ["stupid", "idiot", "damn", "moron"]
@@ -131,8 +134,8 @@ def metrics(place: Path) -> dict[str, Any]:
     return found
 
 
-def texts_at(place: Path, formula: str, rate: str) -> list[dict[str, Any]]:
-    packed = (place / "work" / "curve" / formula / rate / "texts.jsonl.gz").read_bytes()
+def texts_at(place: Path, formula: str, rate: str, how: str = "curve") -> list[dict[str, Any]]:
+    packed = (place / "work" / how / formula / rate / "texts.jsonl.gz").read_bytes()
     return [json.loads(line) for line in gzip.decompress(packed).decode().splitlines()]
 
 
@@ -141,10 +144,10 @@ def texts_at(place: Path, formula: str, rate: str) -> list[dict[str, Any]]:
 
 def test_every_rate_of_every_question_is_measured(finished: Path) -> None:
     curves = metrics(finished)["curves"]
-    assert list(curves) == ["positive", "clean", "positive & clean"]
+    assert list(curves) == ["positive", "clean", "positive & clean", "~positive"]
     for name, curve in curves.items():
         asked = [each["asked"] for each in curve["points"]]
-        assert asked == ([1.0] if "&" in name else [0.0, 0.5, 1.0])
+        assert asked == ([0.0, 0.5, 1.0] if name in ("positive", "clean") else [1.0])
         for each in curve["points"]:
             assert each["got"]["low"] - 1e-9 <= each["got"]["value"] <= each["got"]["high"] + 1e-9
             assert each["perplexity"]["value"] > 1
@@ -194,28 +197,29 @@ def test_a_rate_is_also_a_mixture_of_the_two_ends(finished: Path) -> None:
     assert "mixed" not in metrics(finished)["curves"]["positive & clean"]
 
 
-def test_stops_are_measured_on_prompts_the_guide_has_not_seen_and_turned_on_the_tests(finished: Path) -> None:
-    curve = metrics(finished)["curves"]["clean"]
+@pytest.mark.parametrize("formula", ["clean", "positive & clean"])
+def test_stops_are_measured_on_prompts_the_guide_has_not_seen_and_turned_on_the_tests(
+    finished: Path, formula: str
+) -> None:
+    curve = metrics(finished)["curves"][formula]
     dial = Dial.read(curve["dial"])
     assert [each.strength for each in dial.measured] == [-2, 0, 2]
     assert (dial.prompts, dial.texts) == (8, 64)
     for each in curve["turned"]:
         assert each["expected"] == pytest.approx(dial.at(each["asked"]).rate)
         assert sum(each["stops"].values()) == pytest.approx(1)
-        packed = (
-            finished / "work" / "turned" / "clean" / f"{each['asked']:g}" / "texts.jsonl.gz"
-        ).read_bytes()
-        rows = [json.loads(line) for line in gzip.decompress(packed).decode().splitlines()]
+        rows = texts_at(
+            finished, formula.replace("&", "and").replace(" ", "_"), f"{each['asked']:g}", "turned"
+        )
         assert each["got"]["value"] == pytest.approx(np.mean([row["satisfied"] for row in rows]))
         assert each["kl"]["value"] > -0.2
-    got = [each["got"]["value"] for each in curve["turned"]]
-    assert got[0] + 0.1 < got[1] < got[2] - 0.1
     assert curve["largest_error_turned"] == max(
         abs(each["got"]["value"] - each["asked"]) for each in curve["turned"]
     )
     text = (finished / "out" / "results.md").read_text(encoding="utf-8")
-    assert "By a dial of measured stops" in text
-    assert "turned" not in metrics(finished)["curves"]["positive & clean"]
+    assert text.count("By a dial of measured stops") == 3
+    assert "**`positive & clean`**. By a dial of measured stops" in text
+    assert "turned" not in metrics(finished)["curves"]["~positive"]
 
 
 @pytest.mark.parametrize("prompts", [0, 8, 1000])
@@ -240,9 +244,10 @@ def test_stops_take_held_out_prompts_first_and_then_such_that_nothing_was_drawn_
     assert len(found) == min(max(prompts, held_out), held_out + 14)
 
 
-def test_asking_for_more_gives_more(finished: Path) -> None:
-    """Of the question that a few steps are enough to learn; seen: 0.23, 0.51, 0.93."""
-    none, half, all_ = (each["got"]["value"] for each in metrics(finished)["curves"]["clean"]["points"])
+@pytest.mark.parametrize("way", ["points", "turned"])
+def test_asking_for_more_gives_more(finished: Path, way: str) -> None:
+    """Of the question that a few steps are enough to learn; seen as soft rates: 0.23, 0.51, 0.93."""
+    none, half, all_ = (each["got"]["value"] for each in metrics(finished)["curves"]["clean"][way])
     assert none + 0.1 < half < all_ - 0.1
 
 
@@ -269,7 +274,7 @@ def test_a_second_call_does_nothing_again_and_a_deadline_leaves_points(
     for name in ("measure_point", "train_guide", "prepare"):
         monkeypatch.setattr(run_dial, name, None)
     assert run_dial.main(arguments(finished)) == 0
-    assert capsys.readouterr().out.count("done before") == 2 + 2 + 2 + 3 + 3 + 3 + 1 + DIALS
+    assert capsys.readouterr().out.count("done before") == 2 + 2 + 2 + 4 + 3 + 3 + 1 + 1 + DIALS
     assert metrics(finished)["curves"] == before
     text = (finished / "small.toml").read_text(encoding="utf-8").replace("0.5, 1.0]", "0.5, 0.9, 1.0]")
     (finished / "small.toml").write_text(text, encoding="utf-8")
@@ -281,7 +286,7 @@ def test_a_second_call_does_nothing_again_and_a_deadline_leaves_points(
         (finished / "late-work" / name).symlink_to(finished / "work" / name)
     assert run_dial.main(words) == 0
     (finished / "small.toml").write_text(SETTINGS, encoding="utf-8")
-    assert "left for the next call: 22 points" in capsys.readouterr().out
+    assert "left for the next call: 29 points" in capsys.readouterr().out
 
 
 def test_the_readme_its_picture_and_the_record_are_made(finished: Path, tmp_path: Path) -> None:
@@ -316,7 +321,7 @@ def test_one_command_leads_from_data_to_the_tables(
     (finished / "work" / "prepared").symlink_to(finished / "prepared")
     monkeypatch.setattr(prepare_dial, "prepare", None)
     assert run_dial.main(words) == 0
-    assert capsys.readouterr().out.count("done before") == 2 + 2 + 2 + 3 + 3 + 3 + 1 + DIALS
+    assert capsys.readouterr().out.count("done before") == 2 + 2 + 2 + 4 + 3 + 3 + 1 + 1 + DIALS
 
 
 # --- its parts ----------------------------------------------------------------------------------------

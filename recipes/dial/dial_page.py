@@ -142,7 +142,8 @@ def formulas_section(curves: dict[str, Any]) -> str:
         for each in curve["points"]
     ]
     heads = ["formula", "p", "asked", "got", "chosen by weight", "KL(q‖p)", "perplexity"]
-    return table(lines, heads) if lines else ""
+    turned = [f"**`{name}`**. {turned_section(curve)}" for name, curve in curves.items() if "turned" in curve]
+    return "\n\n".join([table(lines, heads), *turned]) if lines else ""
 
 
 def guides_section(metrics: dict[str, Any]) -> str:

@@ -65,7 +65,8 @@ class FormulaSettings:
     """Guides combined."""
 
     formula: str
-    rates: tuple[float, ...] = (1.0,)
+    rates: tuple[float, ...] = (1.0,)  # as soft rates
+    stops: bool = False  # it has a dial of measured stops, too
 
 
 @dataclass(frozen=True)

@@ -113,15 +113,9 @@ class DialRun:
             self.train(waiting)
             self.audit(waiting.pop(0))
         for name in self.questions:
-            self.measure_base(name, self.prompts_of(name))
-            self.measure_curve(name, name, self.settings.curve.rates, self.prompts_of(name))
-            self.measure_stops(name)
-            self.measure_turns(name)
-        both = [each for name in self.questions for each in self.prompts_of(name)]
+            self.measure(name, self.settings.curve.rates, stops=True)
         for each in self.settings.formulas:
-            chosen = _spread(both, self.settings.curve.prompts)
-            self.measure_base(each.formula, chosen)
-            self.measure_curve(each.formula, each.formula, each.rates, chosen)
+            self.measure(each.formula, each.rates, stops=each.stops)
         self.write()
         self.show()
         self.clock.say(
@@ -191,10 +185,12 @@ class DialRun:
             for each in _of(self.openings, kind, "train")[:limit]
         ]
 
-    def prompts_of(self, name: str) -> list[str]:
-        """The held-out prompts that a question's curve is measured on."""
-        several = _of(self.openings, KINDS[name], "test")
-        return [each.prompt for each in several[: self.settings.curve.prompts]]
+    def prompts_of(self, formula: str) -> list[str]:
+        """The test prompts a curve is measured on: a question's own kind, and some of each for a formula."""
+        count = self.settings.curve.prompts
+        if formula in self.questions:
+            return [each.prompt for each in _of(self.openings, KINDS[formula], "test")[:count]]
+        return _spread([each for name in self.questions for each in self.prompts_of(name)], count)
 
     def draw(self) -> None:
         """Draw from p once, label for every question: labels are on their way when this returns."""
@@ -275,8 +271,9 @@ class DialRun:
     def reserve(self, waiting: Sequence[str]) -> float:
         """Seconds that everything but training will take from now on."""
         curve = self.settings.curve
-        points = len(self.questions) * (2 * len(curve.rates) + len(self.settings.dial.strengths) + 1)
-        points += sum(len(each.rates) + 1 for each in self.settings.formulas)
+        turned = len(curve.rates) + len(self.settings.dial.strengths)
+        points = len(self.questions) * (len(curve.rates) + turned + 1)
+        points += sum(len(each.rates) + turned * each.stops + 1 for each in self.settings.formulas)
         return points * curve.seconds + 15.0 * len(waiting) + _LAST_SECONDS
 
     @cached_property
@@ -293,9 +290,17 @@ class DialRun:
 
     # --- curves -----------------------------------------------------------------------------------------
 
-    def measure_base(self, formula: str, prompts: Sequence[str]) -> None:
+    def measure(self, formula: str, rates: Sequence[float], *, stops: bool) -> None:
+        """All points of a question or a formula."""
+        self.measure_base(formula)
+        self.measure_curve(formula, rates)
+        if stops:
+            self.measure_stops(formula)
+            self.measure_turns(formula)
+
+    def measure_base(self, formula: str) -> None:
         """How often p itself satisfies a formula, and what its guides say of that."""
-        curve = self.settings.curve
+        curve, prompts = self.settings.curve, self.prompts_of(formula)
 
         def work(folder: Path) -> dict[str, Any]:
             pairs = [Prompt(each, each) for each in prompts]
@@ -326,28 +331,29 @@ class DialRun:
 
         self.point(f"base/{_place(formula)}", formula, asdict(curve), work)
 
-    def measure_curve(self, title: str, formula: str, rates: Sequence[float], prompts: Sequence[str]) -> None:
-        """Every requested rate of one formula."""
+    def measure_curve(self, formula: str, rates: Sequence[float]) -> None:
+        """Every requested rate as a soft rate."""
         for rate in rates:
-            name = f"curve/{_place(title)}/{rate:g}"
-            work = partial(self._measure, formula, prompts, rate)
+            name = f"curve/{_place(formula)}/{rate:g}"
+            work = partial(self._measure, formula, rate)
             self.point(name, formula, asdict(self.settings.curve), work)
             self.write()
 
-    def _measure(self, formula: str, prompts: Sequence[str], rate: float, folder: Path) -> dict[str, Any]:
+    def _measure(self, formula: str, rate: float, folder: Path) -> dict[str, Any]:
+        prompts = self.prompts_of(formula)
         return measure_point(self.dialled(formula), prompts, rate, self.settings.curve, folder)
 
     # --- the dial of measured stops ---------------------------------------------------------------------
 
-    def measure_stops(self, name: str) -> None:
+    def measure_stops(self, formula: str) -> None:
         """How often texts of every strength satisfy, on training prompts that no guide has seen."""
         settings = self.settings.dial
 
         def work(folder: Path) -> dict[str, Any]:
             found = measure_dial(
-                self.dialled(name).plain,
-                [Prompt(each, each) for each in self.unseen_prompts(name)],
-                self.plain[name],
+                self.dialled(formula).plain,
+                [Prompt(each, each) for each in self.unseen_prompts(formula)],
+                compose(formula, self.plain),
                 strengths=settings.strengths,
                 count=settings.texts,
                 seed=settings.seed,
@@ -355,37 +361,39 @@ class DialRun:
             )
             return {"dial": found.describe()}
 
-        self.point(f"stops/{_place(name)}", name, [asdict(settings), self.settings.curve.batch], work)
+        config = [asdict(settings), self.settings.curve.batch]
+        self.point(f"stops/{_place(formula)}", formula, config, work)
 
-    def unseen_prompts(self, name: str) -> list[str]:
+    def unseen_prompts(self, formula: str) -> list[str]:
         """Training prompts that no guide has seen: those held out, then such that nothing was drawn for."""
+        if formula not in self.questions:
+            several = [self.unseen_prompts(name) for name in self.questions]
+            return _spread([each for some in several for each in some], max(map(len, several)))
         settings = self.settings.draw
-        _, held = split_by_prompt(self.samples(name), settings.held_out, settings.seed)
-        own = [each.prompt for each in _of(self.openings, KINDS[name], "train")]
+        _, held = split_by_prompt(self.samples(formula), settings.held_out, settings.seed)
+        own = [each.prompt for each in _of(self.openings, KINDS[formula], "train")]
         held_out = set(held.strings("prompt"))
         found = [each for each in own if each in held_out]
         wanted = max(self.settings.dial.prompts, len(found))
         not_drawn = own[settings.prompts :] if settings.prompts else []
         return [*found, *not_drawn][:wanted]
 
-    def measure_turns(self, name: str) -> None:
+    def measure_turns(self, formula: str) -> None:
         """Every rate by the dial, on the test prompts."""
-        facts = self.stages.facts.get(f"stops/{_place(name)}")
+        facts = self.stages.facts.get(f"stops/{_place(formula)}")
         if facts is None:
-            self.left_out += [f"turned/{_place(name)}/{rate:g}" for rate in self.settings.curve.rates]
+            self.left_out += [f"turned/{_place(formula)}/{rate:g}" for rate in self.settings.curve.rates]
             return
-        dial, prompts = Dial.read(facts["dial"]), self.prompts_of(name)
+        dial = Dial.read(facts["dial"])
         for rate in self.settings.curve.rates:
-            work = partial(self._measure_turned, name, dial, prompts, rate)
+            work = partial(self._measure_turned, formula, dial, rate)
             config = [asdict(self.settings.curve), facts["dial"]]
-            self.point(f"turned/{_place(name)}/{rate:g}", name, config, work)
+            self.point(f"turned/{_place(formula)}/{rate:g}", formula, config, work)
             self.write()
 
-    def _measure_turned(
-        self, name: str, dial: Dial, prompts: Sequence[str], rate: float, folder: Path
-    ) -> dict[str, Any]:
-        curve = self.settings.curve
-        return measure_turned(self.dialled(name), dial, prompts, rate, curve, folder)
+    def _measure_turned(self, formula: str, dial: Dial, rate: float, folder: Path) -> dict[str, Any]:
+        prompts = self.prompts_of(formula)
+        return measure_turned(self.dialled(formula), dial, prompts, rate, self.settings.curve, folder)
 
     def dialled(self, formula: str) -> Dialled:
         """What a formula's points are drawn from."""
