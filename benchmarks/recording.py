@@ -52,6 +52,15 @@ def merge(new: dict[str, Any], path: Path) -> None:
     write_json(path, {**new, "machine": machines, "metrics": metrics, "runs": runs})
 
 
+def on_record(path: Path) -> list[dict[str, Any]]:
+    """Every metric of a file of results with the run it is from, in the order of the metrics' names."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    runs = [
+        {**run, "metrics": {name: found["metrics"][name]}} for run in found["runs"] for name in run["metrics"]
+    ]
+    return sorted(runs, key=lambda run: list(run["metrics"]))
+
+
 def write_page(folder: Path, text: str) -> None:
     """A run's tables beside what it has measured, in Markdown."""
     write_bytes(folder / "results.md", f"{text}\n".encode())

@@ -58,6 +58,7 @@ base_texts = 4
 batch = 64
 [dial]
 strengths = [-2, 2]
+rates = [0.1, 0.5, 1.0]
 prompts = 8
 texts = 8
 [[formulas]]
@@ -205,6 +206,7 @@ def test_stops_are_measured_on_prompts_the_guide_has_not_seen_and_turned_on_the_
     dial = Dial.read(curve["dial"])
     assert [each.strength for each in dial.measured] == [-2, 0, 2]
     assert (dial.prompts, dial.texts) == (8, 64)
+    assert [each["asked"] for each in curve["turned"]] == [0.1, 0.5, 1.0]
     for each in curve["turned"]:
         assert each["expected"] == pytest.approx(dial.at(each["asked"]).rate)
         assert sum(each["stops"].values()) == pytest.approx(1)
@@ -421,7 +423,8 @@ def test_openings_that_are_shipped_and_settings_are_read(tmp_path: Path) -> None
     assert {each.split for each in openings} == {"train", "test"}
     assert read_dial_settings(RECIPE / "embedded.toml").questions == ("positive",)
     full, small = (read_dial_settings(RECIPE / name) for name in ("smollm2.toml", "smollm2_small.toml"))
-    assert full.curve.rates == small.curve.rates == RATES
+    assert full.curve.rates == full.dial.rates == small.dial.rates == RATES
+    assert small.curve.rates == (0.0, 0.5, 1.0)
     assert len(full.formulas) == 3
     assert small.half
     path = tmp_path / "wrong.toml"

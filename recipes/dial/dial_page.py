@@ -2,7 +2,8 @@
 
     python recipes/dial/dial_page.py OUT [OUT …] [--readme README.md] [--record]
 
-No number is typed by hand.
+With --record the tables are those of all that is on record, whichever run it is from. No number is typed
+by hand.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from results_page import fill
 from nado.dial import Dial
 from nado.errors import InputError
 from nado.storage import read_json
-from recording import RESULTS, merge
+from recording import RESULTS, merge, on_record
 
 
 def illustrated_page(run: dict[str, Any], name: str, folder: Path) -> str:
@@ -233,15 +234,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where that is")
     options = parser.parse_args(arguments)
     runs = read_runs(options.runs)
+    if options.record:
+        path = options.results / "dial.json"
+        for name, run in runs.items():
+            whole = {**run, "metrics": {name: run["metrics"]}}
+            whole["runs"] = [{**each, "metrics": [name]} for each in run["runs"]]
+            merge(whole, path)
+        runs = {
+            name: {**run, "metrics": metrics}
+            for run in on_record(path)
+            for name, metrics in run["metrics"].items()
+        }
     if options.readme is not None:
         folder = options.readme.parent
         pages = [illustrated_page(run, name, folder) for name, run in runs.items()]
         fill(options.readme, "\n\n".join(pages))
-    if options.record:
-        for name, run in runs.items():
-            whole = {**run, "metrics": {name: run["metrics"]}}
-            whole["runs"] = [{**each, "metrics": [name]} for each in run["runs"]]
-            merge(whole, options.results / "dial.json")
 
 
 if __name__ == "__main__":

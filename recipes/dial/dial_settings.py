@@ -41,7 +41,7 @@ class DialDraw:
 class CurveSettings:
     """How a curve is measured."""
 
-    rates: tuple[float, ...] = RATES
+    rates: tuple[float, ...] = RATES  # as soft rates
     prompts: int = 512  # of the held-out prompts at most
     texts: int = 4  # of each prompt; one of them is chosen by its weight for the corrected curve
     base_texts: int = 16  # of p, of each prompt
@@ -55,6 +55,7 @@ class StopSettings:
     """A dial of measured stops: how texts of every strength are judged, on prompts its guide has not seen."""
 
     strengths: tuple[float, ...] = STRENGTHS
+    rates: tuple[float, ...] = RATES  # what the dial is then turned to
     prompts: int = 0  # of the question's kind, where those held out are too few (0: these alone)
     texts: int = 8  # of each prompt, at every strength
     seed: int = 2

@@ -270,8 +270,8 @@ class DialRun:
 
     def reserve(self, waiting: Sequence[str]) -> float:
         """Seconds that everything but training will take from now on."""
-        curve = self.settings.curve
-        turned = len(curve.rates) + len(self.settings.dial.strengths)
+        curve, dial = self.settings.curve, self.settings.dial
+        turned = len(dial.rates) + len(dial.strengths)
         points = len(self.questions) * (len(curve.rates) + turned + 1)
         points += sum(len(each.rates) + turned * each.stops + 1 for each in self.settings.formulas)
         return points * curve.seconds + 15.0 * len(waiting) + _LAST_SECONDS
@@ -301,6 +301,7 @@ class DialRun:
     def measure_base(self, formula: str) -> None:
         """How often p itself satisfies a formula, and what its guides say of that."""
         curve, prompts = self.settings.curve, self.prompts_of(formula)
+        asked = sorted({*curve.rates, *self.settings.dial.rates})
 
         def work(folder: Path) -> dict[str, Any]:
             pairs = [Prompt(each, each) for each in prompts]
@@ -324,12 +325,12 @@ class DialRun:
                 "got": {"value": got.value, "low": got.low, "high": got.high},
                 "perplexity": {"value": surprise.value, "low": surprise.low, "high": surprise.high},
                 "start": compare_start(rates, satisfied, curve.base_texts),
-                "least_kl": {f"{rate:g}": least_kl(rates, rate) for rate in self.settings.curve.rates},
+                "least_kl": {f"{rate:g}": least_kl(rates, rate) for rate in asked},
                 "texts": len(samples),
                 "prompts": len(prompts),
             }
 
-        self.point(f"base/{_place(formula)}", formula, asdict(curve), work)
+        self.point(f"base/{_place(formula)}", formula, [asdict(curve), asked], work)
 
     def measure_curve(self, formula: str, rates: Sequence[float]) -> None:
         """Every requested rate as a soft rate."""
@@ -382,10 +383,10 @@ class DialRun:
         """Every rate by the dial, on the test prompts."""
         facts = self.stages.facts.get(f"stops/{_place(formula)}")
         if facts is None:
-            self.left_out += [f"turned/{_place(formula)}/{rate:g}" for rate in self.settings.curve.rates]
+            self.left_out += [f"turned/{_place(formula)}/{rate:g}" for rate in self.settings.dial.rates]
             return
         dial = Dial.read(facts["dial"])
-        for rate in self.settings.curve.rates:
+        for rate in self.settings.dial.rates:
             work = partial(self._measure_turned, formula, dial, rate)
             config = [asdict(self.settings.curve), facts["dial"]]
             self.point(f"turned/{_place(formula)}/{rate:g}", formula, config, work)

@@ -16,7 +16,7 @@ from results_page import fill, strength_and_doubt
 
 from nado.errors import InputError
 from nado.storage import read_json
-from recording import RESULTS, merge
+from recording import RESULTS, merge, on_record
 
 # The paper's Table 1: BLEU-2, BLEU-4, coverage of p and of NADO.
 PAPER = {
@@ -147,15 +147,6 @@ def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
         found = ", ".join(map(str, folders))
         raise InputError("keywords_in_order-….json", f"none in {found}", "Give --output of run_in_order.py.")
     return [read_json(path) for path in paths]
-
-
-def on_record(path: Path) -> list[dict[str, Any]]:
-    """Every run that a file of results has metrics of, in the order of the corpora's names."""
-    found = read_json(path)
-    runs = [
-        {**run, "metrics": {name: found["metrics"][name]}} for run in found["runs"] for name in run["metrics"]
-    ]
-    return sorted(runs, key=lambda run: list(run["metrics"]))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
