@@ -334,7 +334,7 @@ def test_a_dial_is_measured_once_and_any_rate_can_be_asked_for(study: Path, invo
     rows = [json.loads(line) for line in out.splitlines()]
     got = sum(row["satisfied"] for row in rows) / len(rows)
     assert abs(got - rate) < 0.15  # of 400 texts, beside stops of 200 each: four standard errors
-    assert err.startswith(f"expected to satisfy: {rate:.1%}\n")
+    assert err.startswith(f"expected to satisfy: {rate:.1%} [")
     assert {row["exact_end"] for row in rows} == {False}
 
     for more, found in (
@@ -342,10 +342,27 @@ def test_a_dial_is_measured_once_and_any_rate_can_be_asked_for(study: Path, invo
         (["--inspect"], "found --inspect"),
         (["--exact-end"], "found --exact-end"),
         (["--strength", 2], "found a strength of 2"),
-        (["--doubt", 0.1], "that this dial was measured with; found others"),
+        (["--doubt", 0.1], "expected the doubt this dial was measured with, 0; found 0.1"),
+        (
+            ["--oracle", '{name = "keywords", at_least = 1}'],
+            "expected the oracle this dial was measured with",
+        ),
     ):
         assert found in failed(invoke(*words, *more, text=asked))
+    unsaid = [word for word in words if word not in ("--target-rate", rate)]
+    assert "expected --target-rate with --dial" in failed(invoke(*unsaid, text=asked))
+    Path("rate.toml").write_text(f"[generate]\ntarget_rate = {rate}\n")
+    assert invoke(*unsaid, "--config", "rate.toml", text=asked)[2] == err
     assert "found '1;2'" in failed(invoke(*measure, "--strengths", "1;2", text=asked))
+    Path("folder").mkdir()
+    assert "to write the file folder; found a folder" in failed(invoke(*measure[:-1], "folder", text=asked))
+
+    # What a dial was measured with need not be said again.
+    assert invoke(*measure, "--doubt", 0.05, text=asked)[0] == 0
+    assert invoke(*words, text=asked)[0] == 0
+    assert "expected the doubt this dial was measured with, 0.05; found 0" in failed(
+        invoke(*words, "--doubt", 0, text=asked)
+    )
     embedded = ["dial", "--guide", "keywords", "--prompts", "-"]
     assert "expected --out with an embedded guide" in failed(invoke(*embedded, text=asked))
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import small_models
 from frequencies import FALSE_ALARM, mean_p_value
 from nado.dial import STRENGTHS, Dial, Stop, draw_dialled, log_ratios, lower_hull, measure_dial, turn_dial
-from nado.errors import InputError, MismatchError
+from nado.errors import CoverageError, InputError, MismatchError
 from nado.exact import TabularModel
 from nado.following import TabularFollower
 from nado.guidance import Guidance
@@ -91,16 +91,28 @@ def test_a_rate_between_two_stops_is_a_mixture_of_them() -> None:
     assert [each.strength for _, each in dial.at(0.3).stops] == [0.0]  # p itself, and nothing else
 
 
+def test_a_turns_interval_is_that_of_its_stops_mixed() -> None:
+    dial = a_dial(stop(0.1, 0.0, 0.0), stop(0.5, 3.0, 1.0), stop(0.9, 9.0, 2.0))
+    assert dial.at(0.5).interval == pytest.approx((0.45, 0.55))
+    assert dial.at(0.7).interval == pytest.approx((0.65, 0.75))
+    wide = a_dial(stop(0.2, 0.0, 0.0), Stop(1.0, 0.6, 0.4, 0.9, 1.0))
+    assert wide.at(0.3).interval == pytest.approx((0.75 * 0.15 + 0.25 * 0.4, 0.75 * 0.25 + 0.25 * 0.9))
+
+
 def test_beyond_the_last_stop_is_that_stop_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    dial = a_dial(stop(0.1, 1.0, -2.0), stop(0.9, 2.0, 2.0))
+    low, *_, high = measured().stops
+    dial = replace(measured(), measured=(replace(low, low=0.1, rate=0.2), replace(high, rate=0.7, high=0.75)))
+    assert [dial.at(rate).stops for rate in (0.0, 0.72)] == [[(1.0, dial.stops[0])], [(1.0, dial.stops[1])]]
+    assert [dial.reaches(rate) for rate in (0.0, 0.15, 0.5, 0.74, 0.8)] == [False, True, True, True, False]
     with caplog.at_level(logging.WARNING):
-        assert dial.at(0.94).stops == [(1.0, dial.stops[-1])]  # within its interval
+        turn_dial(guided(), dial, 0.15)
+        turn_dial(guided(), dial, 0.74)
         assert not caplog.records
-        assert dial.at(1.0).rate == 0.9
-        assert dial.at(0.0).rate == 0.1
+        turn_dial(guided(), dial, 1.0)
+        turn_dial(guided(), dial, 0.0)
     assert [each.getMessage() for each in caplog.records] == [
-        "a rate of 1 is out of this dial's reach: 0.900 is nearest",
-        "a rate of 0 is out of this dial's reach: 0.100 is nearest",
+        "a rate of 1 is out of this dial's reach: 0.700 is nearest",
+        "a rate of 0 is out of this dial's reach: 0.200 is nearest",
     ]
     for rate in (-0.1, 1.1, math.nan):
         with pytest.raises(InputError, match="a rate between 0 and 1"):
@@ -112,6 +124,10 @@ def test_a_dial_is_kept_as_json_and_needs_two_rates() -> None:
     assert Dial.read(json.loads(json.dumps(dial.describe()))) == dial
     with pytest.raises(InputError, match="a dial of format 1; found format None"):
         Dial.read({})
+    with pytest.raises(InputError, match="a dial as it was written; found another: 'measured'"):
+        Dial.read({"format": 1})
+    with pytest.raises(InputError, match=r"a dial as it was written.*unexpected keyword argument 'rates'"):
+        Dial.read({**dial.describe(), "rates": []})
     with pytest.raises(InputError, match=r"at least two different rates; found \[0.5\]"):
         a_dial(stop(0.5, 0.0), stop(0.5, 1.0))
 
@@ -148,7 +164,7 @@ def test_a_texts_log_proposal_is_that_of_the_mixture() -> None:
     """Against every component read by itself: log m = log Σ_k π_k q_k, and log p is p's."""
     model, dial = guided(), measured()
     low, high = dial.stops[0], dial.stops[-1]
-    ends = replace(dial, measured=(low, high))  # so that both components are guided: one pass of p serves all
+    ends = replace(dial, measured=(low, high))  # so that both components are guided
     rate = 0.3 * low.rate + 0.7 * high.rate
     proposal = turn_dial(model, ends, rate)
     assert proposal.shares == pytest.approx((0.3, 0.7))
@@ -167,19 +183,61 @@ def test_a_texts_log_proposal_is_that_of_the_mixture() -> None:
     assert np.abs(log_ratios(samples) - (log_m - log_p).numpy()).max() < 1e-4
 
 
-def test_a_guide_that_cannot_be_negated_has_no_stops_below_p(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_guide_that_cannot_be_negated_has_no_stops_below_p(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = guided("eos")
     (guide,) = model.follower.guides  # type: ignore[attr-defined]
-    guide.config.cut_share = 0.5
-    try:
-        with caplog.at_level(logging.WARNING):
-            dial = measure_dial(model, PROMPTS, ORACLE, count=50)
-        assert [each.strength for each in dial.measured] == [0.0, 1.0, 2.0, 4.0]
-        assert "rates below p's own are out of reach" in caplog.text
-        with pytest.raises(InputError, match="training texts ended themselves"):
-            measure_dial(model, PROMPTS, ORACLE, strengths=[-1.0], count=2)
-    finally:
-        guide.config.cut_share = 0.0
+    monkeypatch.setattr(guide.config, "shape_only", True)
+    with caplog.at_level(logging.WARNING):
+        dial = measure_dial(model, PROMPTS, ORACLE, count=50)
+    assert [each.strength for each in dial.measured] == [0.0, 1.0, 2.0, 4.0]
+    assert "rates below p's own are out of reach" in caplog.text
+    with pytest.raises(InputError, match="a guide whose R is a probability"):
+        measure_dial(model, PROMPTS, ORACLE, strengths=[-1.0], count=2)
+
+
+def test_a_guide_whose_training_texts_were_cut_has_stops_below_p(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 − R then has cut texts in it too. A formula is refused; a stop's rate is measured all the same."""
+    model = guided("eos")
+    (guide,) = model.follower.guides  # type: ignore[attr-defined]
+    monkeypatch.setattr(guide.config, "cut_share", 0.5)
+    with pytest.raises(InputError, match="training texts ended themselves"):
+        _ = ~guide
+    dial = measure_dial(model, PROMPTS, ORACLE, strengths=[-2.0, 2.0], count=100)
+    assert [each.strength for each in dial.measured] == [-2.0, 0.0, 2.0]
+    below = replace(dial, measured=(stop(0.1, 1.0, -2.0), stop(0.4, 0.0, 0.0)))
+    assert len(turn_dial(model, below, 0.1).models) == 1
+
+
+def test_weights_of_dialled_texts_are_refused_where_p_is_no_part_of_the_mixture() -> None:
+    dial = replace(
+        measured(),
+        measured=(
+            Stop(-2.0, 0.1, 0.0, 0.2, 1.0),
+            Stop(0.0, 0.4, 0.3, 0.5, 0.0),
+            Stop(2.0, 0.9, 0.8, 1.0, 1.0),
+        ),
+    )
+    covered = draw_dialled(guided(), dial, 0.6, PROMPTS)
+    assert np.isfinite(covered.log_weights()).all()
+    for rate in (0.1, 0.88):  # the lowest stop alone, and a share of p too small for its weights
+        samples = draw_dialled(guided(), dial, rate, PROMPTS)
+        with pytest.raises(CoverageError, match="stamped uncorrected"):
+            samples.log_weights()
+
+
+def test_two_stops_of_one_base_read_prompts_ahead_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    dial = replace(measured(), measured=(measured().stops[0], measured().stops[-1]))
+    offered: list[int] = []
+
+    def prepare(model: CausalModel, prompts: list[str]) -> int:
+        offered.append(len(prompts))
+        return len(prompts)
+
+    monkeypatch.setattr(CausalModel, "prepare", prepare)
+    draw_dialled(guided(), dial, sum(each.rate for each in dial.stops) / 2, PROMPTS)
+    assert offered == [len(PROMPTS)]
 
 
 def test_what_a_dial_cannot_be_made_of_is_refused() -> None:
@@ -198,8 +256,11 @@ def test_what_a_dial_cannot_be_made_of_is_refused() -> None:
     with pytest.raises(InputError, match="found an exact end"):
         measure_dial(ends, PROMPTS, ORACLE)
     doubting = GuidedLanguageModel(model.base, model.follower, guidance=Guidance(doubt=0.1))
-    with pytest.raises(MismatchError, match="that this dial was measured with"):
+    with pytest.raises(MismatchError, match=r"the doubt this dial was measured with, 0; found 0.1"):
         turn_dial(doubting, measured(), 0.5)
+    with pytest.raises(MismatchError, match="the base and guide this dial was measured with; found others"):
+        turn_dial(guided("eos"), measured(), 0.5)
+    turn_dial(doubting, measure_dial(doubting, PROMPTS, ORACLE, strengths=[-4, 4], count=8), 0.5)
     table = TabularModel.random(["x"], vocabulary_size=4, length_limit=3, seed=1)
     tabular = GuidedLanguageModel(table, TabularFollower({("x", "x"): torch.zeros(1, 4)}))
     with pytest.raises(InputError, match="found one led by a TabularFollower"):

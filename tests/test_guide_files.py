@@ -18,6 +18,7 @@ from nado.calibration import calibration_table
 from nado.drawing import draw_rows
 from nado.errors import InputError, MismatchError, StorageError
 from nado.exact import TabularModel
+from nado.following import GuideFollower
 from nado.guide import Guide, GuideConfig
 from nado.guide_files import BaseComparison, load_guide, save_guide
 from nado.huggingface import CausalModel, EncoderDecoderModel
@@ -90,6 +91,23 @@ def test_a_guide_comes_back_as_it_was(
     assert json.loads((folder / "training.json").read_text())["summary"] == json.loads(
         json.dumps(summary.describe())
     )
+
+
+def test_a_guide_is_the_same_before_a_save_and_after_under_whatever_name_its_base_has(
+    trained: tuple[Guide, TrainingSummary, Samples], tmp_path: Path
+) -> None:
+    """Its identity is what dials and trainings are known by, and none of them is lost by a save."""
+    guide = trained[0]
+    folder = save_guide(guide, tmp_path / "guide")
+    config = json.loads((folder / "config.json").read_text())
+    moved = {"base_name": "./elsewhere", "nado_version": "0.0.1", "transformers_version": "4.0"}
+    (folder / "config.json").write_text(json.dumps(config | moved))
+    loaded = load_guide(folder, reader_of())
+    assert loaded.config.base_name == "./elsewhere"
+    assert loaded.config.identity() == guide.config.identity()
+    assert GuideFollower(loaded).fingerprint == GuideFollower(guide).fingerprint
+    loaded.config.shape_only = not loaded.config.shape_only
+    assert GuideFollower(loaded).fingerprint != GuideFollower(guide).fingerprint
 
 
 def test_the_card_says_what_was_measured(

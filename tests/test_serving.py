@@ -185,6 +185,30 @@ def test_a_guide_that_is_served_with_a_stricter_oracle_is_told_of_its_own(
     assert found[0] == found[1]
 
 
+def test_what_a_guide_is_not_told_is_asked_only_where_ends_are_exact(
+    served: ServedModel, reader: HuggingFaceReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    class Slow(Length):
+        def read_prefixes(
+            self, conditions: Sequence[str], prefixes: Sequence[str]
+        ) -> tuple[list[BoolArray], BoolArray]:
+            asked.append(len(prefixes))
+            return super().read_prefixes(conditions, prefixes)
+
+    own = {"progress_bits": 4, "named_parts": True, "oracle_fingerprint": ORACLE.fingerprint}
+    member = Member("first", random_guide(reader, 0, **own), Slow(maximum=LIMIT) & ORACLE)
+    made = Engine(replace(served, members=(member,)), CONFIG)
+    made.start()
+    ask(made, n=3, seed=5)
+    assert not asked
+    both = [Inbox(made, make_job(n=2, seed=5, voice=Voice((1.0,), 1.0, exact))) for exact in (False, True)]
+    assert all(inbox.wait() for inbox in both)
+    assert made.stop(30)
+    assert 0 < max(asked) <= 2  # of the four rows side by side
+
+
 def test_a_guide_of_strength_0_beside_another_is_left_out(engine: Engine) -> None:
     both = ask(engine, n=4, guides=("first", "second"), voice=Voice((1.0, 0.0)))
     alone = ask(engine, n=4, guides=("first",), voice=Voice((1.0,)))

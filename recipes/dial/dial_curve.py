@@ -14,7 +14,7 @@ from dial_settings import CurveSettings
 from numpy.typing import NDArray
 
 from nado.composition import Composable
-from nado.dial import Dial, draw_dialled, log_ratios
+from nado.dial import Dial, draw_dialled
 from nado.exact_sampling import WeightedTexts, draw_weighted
 from nado.guidance import Guidance
 from nado.guided_language_model import GuidedLanguageModel
@@ -117,7 +117,6 @@ def measure_turned(
     satisfied = dialled.oracle(conditions, samples.strings("text"))
     column = samples.ragged("log_p")
     log_p = [column.row(row) for row in range(len(samples))]
-    totals = column.sums()
     turn = dial.at(rate)
     lines = [
         {"prompt": name, "text": text, "satisfied": bool(answer)}
@@ -130,7 +129,7 @@ def measure_turned(
         "stops": {f"{stop.strength:g}": part for part, stop in turn.stops},
         "got": _interval(share("rate", satisfied, names)),
         "perplexity": _interval(perplexity_of_log_p(log_p).measure(names)),
-        "kl": _interval(kl_from_base(totals + log_ratios(samples), totals, names)),
+        "kl": _interval(kl_from_base(samples.ragged("log_proposal").sums(), column.sums(), names)),
         "spread": float(satisfied.reshape(len(prompts), -1).mean(axis=1).std()),
         "prompts": len(prompts),
         "texts": len(samples),

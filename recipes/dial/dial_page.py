@@ -121,7 +121,7 @@ def turned_section(curve: dict[str, Any]) -> str:
     words = (
         "By a dial of measured stops (no finished text is judged to write by it): largest distance between "
         f"asked and got {curve['largest_error_turned']:.3f}. Stops, by strength, each from {dial.texts:,} "
-        f"texts of {dial.prompts} training prompts that the guide has not seen: {stops}."
+        f"texts of {dial.prompts} prompts that the guide was not trained on: {stops}."
     )
     heads = ["asked", "got", "written by", "KL(q‖p)", "least possible KL", "perplexity"]
     return f"{words}\n\n{table(lines, [*heads, 'spread over prompts'])}"

@@ -385,7 +385,7 @@ class InOrder:
             facts = describe_guide(read_json(trained / "training.json")["summary"], stage.objective)
             return {**facts, "learned_from": ["an earlier run"]}
 
-        files = sorted(trained.glob("*.safetensors"))
+        files = [*sorted(trained.glob("*.safetensors")), trained / "config.json"]
         self.stages.run(f"guide-{stage.name}", {"given": [digest_file(each) for each in files]}, [BASE], work)
 
     @property

@@ -42,13 +42,15 @@ class Composition(Composable):
 
     operator: Operator
     members: tuple[Composable, ...]
+    measured: bool = False  # its texts are judged, so that it need not be right of texts that are cut
 
     def __post_init__(self) -> None:
         first, *others = leaves(self)
         for other in others:
             _require_alike(first, other)
         for guide in (first, *others):
-            _require_finishing(guide)
+            if not self.measured:
+                _require_finishing(guide)
             if self.operator != "&":  # a product of shapes is one; a sum of them is not
                 require_probability(guide, f"for {self.operator}", "Train it further without warm_up.")
 

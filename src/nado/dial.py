@@ -14,6 +14,7 @@ What is reached is the share of all texts together, for prompts like those that 
 that satisfies often by itself does so more often than others at every rate.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,13 +25,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nado.composition import Composable
+from nado.composition import Composable, Composition
 from nado.drawing import default_batch_size, draw_rows, require_prompts
-from nado.errors import InputError, MismatchError, require_at_least
+from nado.errors import CoverageError, InputError, MismatchError, require_at_least
 from nado.following import GuideFollower
 from nado.guidance import Guidance
 from nado.guided_language_model import GuidedLanguageModel
 from nado.labeling import label
+from nado.language_model import LanguageModel
 from nado.metrics import share
 from nado.oracles.protocol import Oracle
 from nado.prompts import Prompt
@@ -66,13 +68,21 @@ class Turn:
     @property
     def rate(self) -> float:
         """The share of satisfied texts that is to be expected."""
-        return (1 - self.share) * self.lower.rate + self.share * self.upper.rate
+        return self._mixed(self.lower.rate, self.upper.rate)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where that share lies: the stops' own 95 % intervals, mixed."""
+        return self._mixed(self.lower.low, self.upper.low), self._mixed(self.lower.high, self.upper.high)
 
     @property
     def stops(self) -> list[tuple[float, Stop]]:
         """The stops that write at least some texts, with their shares."""
         both = ((1 - self.share, self.lower), (self.share, self.upper))
         return [(part, stop) for part, stop in both if part > 0]
+
+    def _mixed(self, lower: float, upper: float) -> float:
+        return (1 - self.share) * lower + self.share * upper
 
 
 @dataclass(frozen=True)
@@ -82,8 +92,10 @@ class Dial:
     measured: tuple[Stop, ...]
     prompts: int
     texts: int  # of each stop
-    model: str  # fingerprint of the guided model
+    model: str  # a digest of base and guide
     oracle: str  # fingerprint of who judged
+    doubt: float = 0.0  # of the guidance, at every stop
+    plausible: float = 0.0
 
     def __post_init__(self) -> None:
         if len({stop.rate for stop in self.measured}) < 2:
@@ -99,17 +111,19 @@ class Dial:
         return tuple(lower_hull(self.measured))
 
     def at(self, rate: float) -> Turn:
-        """Where to turn the dial for a rate. Beyond the outermost stop is that stop, with a warning."""
+        """Where to turn the dial for a rate; beyond the outermost stop is that stop."""
         if not 0 <= rate <= 1:
             raise InputError("a rate between 0 and 1", f"{rate}", "Give a share of texts: 0.8 is 80 %.")
         first, last = self.stops[0], self.stops[-1]
         for end, beyond in ((first, rate < first.rate), (last, rate > last.rate)):
             if beyond:
-                if not end.low <= rate <= end.high:
-                    _log.warning("a rate of %g is out of this dial's reach: %.3f is nearest", rate, end.rate)
                 return Turn(end, end, 1.0)
         lower, upper = next(pair for pair in pairwise(self.stops) if rate <= pair[1].rate)
         return Turn(lower, upper, (rate - lower.rate) / (upper.rate - lower.rate))
+
+    def reaches(self, rate: float) -> bool:
+        """Whether a rate lies between the outermost stops, or within the interval of one of them."""
+        return self.stops[0].low <= rate <= self.stops[-1].high
 
     def describe(self) -> dict[str, Any]:
         """As JSON-ready values; `Dial.read` takes them."""
@@ -118,12 +132,13 @@ class Dial:
     @classmethod
     def read(cls, values: dict[str, Any]) -> "Dial":
         """A dial that was described."""
-        if values.get("format") != _FORMAT:
-            raise InputError(
-                f"a dial of format {_FORMAT}", f"format {values.get('format')}", "Measure it again."
-            )
-        known = {name: value for name, value in values.items() if name != "format"}
-        return cls(**{**known, "measured": tuple(Stop(**each) for each in values["measured"])})
+        known = dict(values)
+        if (found := known.pop("format", None)) != _FORMAT:
+            raise InputError(f"a dial of format {_FORMAT}", f"format {found}", "Measure it again.")
+        try:
+            return cls(**{**known, "measured": tuple(Stop(**each) for each in known["measured"])})
+        except (KeyError, TypeError) as error:
+            raise InputError("a dial as it was written", f"another: {error}", "Measure it again.") from error
 
 
 def lower_hull(stops: Iterable[Stop]) -> list[Stop]:
@@ -172,7 +187,15 @@ def measure_dial(
         measured.append(stop)
         if on_stop is not None:
             on_stop(stop)
-    return Dial(tuple(measured), len(set(prompts)), len(asked), model.fingerprint, oracle.fingerprint)
+    return Dial(
+        tuple(measured),
+        len(set(prompts)),
+        len(asked),
+        _identify(model),
+        oracle.fingerprint,
+        model.guidance.doubt,
+        model.guidance.plausible,
+    )
 
 
 def draw_dialled(
@@ -186,20 +209,24 @@ def draw_dialled(
 ) -> Samples:
     """One text for each prompt, of which the given share shall satisfy the oracle; none of them is judged.
 
-    `log_proposal` is that of the mixture: either stop may have written a text.
+    `log_proposal` is that of the mixture: either stop may have written a text. Where it does not cover p,
+    the samples are stamped `uncorrected`, since their weights would be wrong.
     """
     require_prompts(prompts)
     return _draw(model, turn_dial(model, dial, rate), prompts, seed, batch_size)
 
 
 def turn_dial(model: GuidedLanguageModel, dial: Dial, rate: float) -> Proposal:
-    """What texts at a rate are drawn from: a mixture of the two stops beside it."""
+    """What texts at a rate are drawn from: a mixture of the two stops beside it.
+
+    A rate that the dial does not reach gives its outermost stop alone, with a warning.
+    """
     _require_mixable(model.guidance)
-    if dial.model != model.fingerprint:
-        raise MismatchError(
-            "the base, guide and guidance that this dial was measured with", "others", "Measure it again."
-        )
-    stops = dial.at(rate).stops
+    _require_measured(dial, model)
+    turn = dial.at(rate)
+    if not dial.reaches(rate):
+        _log.warning("a rate of %g is out of this dial's reach: %.3f is nearest", rate, turn.rate)
+    stops = turn.stops
     parts = tuple(_component(model, stop.strength) for _, stop in stops)
     return Proposal(parts, tuple(part for part, _ in stops))
 
@@ -213,7 +240,15 @@ def _draw(
 ) -> Samples:
     size = batch_size or default_batch_size(model)
     table = draw_rows(model.base, prompts, range(len(prompts)), proposal=proposal, seed=seed, batch_size=size)
-    return Samples(table)
+    return Samples(table, uncorrected=not _covers(proposal, model.base))
+
+
+def _covers(proposal: Proposal, base: LanguageModel[Any]) -> bool:
+    try:
+        proposal.require_covers(base)
+    except CoverageError:
+        return False
+    return True
 
 
 def _measure(strength: float, samples: Samples, oracle: Oracle) -> Stop:
@@ -240,7 +275,7 @@ def _component(model: GuidedLanguageModel, strength: float) -> Component:
         return Tempered()
     guide = _formula(model)
     guidance = replace(model.guidance, strength=abs(strength))
-    led = guide if strength > 0 else ~guide
+    led = guide if strength > 0 else _away(guide)
     return Guided(GuidedLanguageModel(model.base, led, guidance=guidance, oracle=model.oracle))
 
 
@@ -254,9 +289,14 @@ def _formula(model: GuidedLanguageModel) -> Composable:
     return model.follower.formula
 
 
+def _away(guide: Composable) -> Composition:
+    """¬C, even where training texts were cut at the limit: whatever that leads to is measured."""
+    return Composition("~", (guide,), measured=True)
+
+
 def _reachable(model: GuidedLanguageModel) -> tuple[float, ...]:
     try:
-        ~_formula(model)
+        _away(_formula(model))
     except InputError as error:
         _log.warning("rates below p's own are out of reach, since the guide cannot be negated: %s", error)
         return tuple(strength for strength in STRENGTHS if strength >= 0)
@@ -277,3 +317,20 @@ def _require_mixable(guidance: Guidance) -> None:
             found[0],
             "A dial has strengths of its own, and stops that lead away from what the oracle asks for.",
         )
+
+
+def _identify(model: GuidedLanguageModel) -> str:
+    """What a dial belongs to, but for the guidance, which it names by itself."""
+    parts = f"{model.base.fingerprint} {model.follower.fingerprint}"
+    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+
+
+def _require_measured(dial: Dial, model: GuidedLanguageModel) -> None:
+    """Refuse a dial of another base, guide or guidance."""
+    if dial.model != _identify(model):
+        raise MismatchError("the base and guide this dial was measured with", "others", "Measure it again.")
+    for name in ("doubt", "plausible"):
+        mine, found = getattr(dial, name), getattr(model.guidance, name)
+        if mine != found:
+            hint = f"Take {mine:g}, or measure it again."
+            raise MismatchError(f"the {name} this dial was measured with, {mine:g}", f"{found:g}", hint)

@@ -24,6 +24,7 @@ from torch import Tensor
 from nado.errors import InputError, NadoError, require_at_least
 from nado.language_model import (
     LanguageModel,
+    OverBase,
     Preparing,
     Refillable,
     Sampling,
@@ -275,7 +276,9 @@ class _Loop:
         self.refillable = all(is_refillable(each) for each in self.models)
         self.shrinkable = not all(has_fixed_rows(each) for each in self.models)
         self.sampler = cast(Sampling[Any], model) if proposal.is_p and _has(model, "sample") else None
-        self.readers = [cast(Preparing[Any], each) for each in self.models if _has(each, "prepare")]
+        # Models over one base read prompts through it: what one of them has read, it has for all.
+        readers = {id(_root(each)): each for each in self.models if _has(each, "prepare")}
+        self.readers = [cast(Preparing[Any], each) for each in readers.values()]
         self.taken = 0  # rows that have been started
         self.read_to = 0  # rows before this one have prompts that were read ahead
         self.offer = _LOOK_AHEAD
@@ -428,6 +431,11 @@ def _begin_copy(tensor: Tensor) -> Tensor:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
+
+
+def _root(model: LanguageModel[Any]) -> LanguageModel[Any]:
+    """The base that a model reweights, or the model itself."""
+    return _root(model.base) if isinstance(model, OverBase) else model
 
 
 def _has(model: LanguageModel[Any], method: str) -> bool:

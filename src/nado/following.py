@@ -1,6 +1,7 @@
 """Guides that go along with rows as they are written, one position at a time."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -114,7 +115,7 @@ class GuideFollower:
     @property
     def fingerprint(self) -> str:
         """A digest of the guides' weights and of how they are joined."""
-        parts = [weights_digest(guide) + guide.config.to_json_string() for guide in self.guides]
+        parts = [weights_digest(guide) + json.dumps(guide.config.identity()) for guide in self.guides]
         return hashlib.sha256((_shape(self.formula) + "".join(parts)).encode()).hexdigest()[:32]
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ Whole texts go through `features`. A text that is still being written goes throu
 `read_conditions` and, token by token, `text_inputs` and `follow`, with a key–value cache of the guide's own.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -31,6 +32,9 @@ Reads = Literal["states", "tokens", "light"]
 
 # What `mend_log_odds` is given where nothing is to be mended.
 UNCALIBRATED = (1.0, 0.0, 1.0)
+
+# Fields of a config that no R depends on: where a guide comes from.
+_ORIGIN = frozenset({"base_name", "oracle_name", "nado_version", "cut_share"})
 
 
 class GuideConfig(PretrainedConfig):
@@ -101,6 +105,11 @@ class GuideConfig(PretrainedConfig):
             base_fingerprint=reader.model.fingerprint,
             **choices,
         )
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that R depends on: the same after a save, from another path and with another library."""
+        own = list(inspect.signature(type(self).__init__).parameters)[1:-1]  # neither self nor kwargs
+        return {name: getattr(self, name) for name in own if name not in _ORIGIN}
 
 
 @dataclass(frozen=True)

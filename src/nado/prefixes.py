@@ -112,17 +112,25 @@ class JointReader:
         """Different prefixes that were asked about, of however many oracles: all are asked about the same."""
         return max((each.calls for each in self._readers), default=0)
 
-    def read(self, conditions: Sequence[str], tokens: Sequence[Sequence[int]]) -> PrefixAnswers:
-        """Progress, all guides' side by side, and stop labels of each prefix, on the CPU."""
+    def read(
+        self,
+        conditions: Sequence[str],
+        tokens: Sequence[Sequence[int]],
+        ending: Sequence[bool] | None = None,
+    ) -> PrefixAnswers:
+        """Progress, all guides' side by side, and stop labels of each prefix, on the CPU.
+
+        `ending` says of which prefixes the end is asked for; the others may end. None is all.
+        """
         began = time.perf_counter()
         keys = list(zip(conditions, self._decode(tokens), strict=True))
-        answers = {id(each): each.answer(keys) for each in self._readers}
+        progress = [each.answer(keys).progress for each in self._told]
+        stops = torch.ones(len(keys), dtype=torch.bool)
+        asked = [row for row in range(len(keys)) if ending is None or ending[row]]
+        if self._ends is not None and asked:
+            stops[asked] = self._ends.answer([keys[row] for row in asked]).stops
         self.seconds += time.perf_counter() - began
-        progress = [answers[id(each)].progress for each in self._told]
-        nothing = torch.empty(len(tokens), 0, dtype=torch.int8)
-        stops = (
-            torch.ones(len(tokens), dtype=torch.bool) if self._ends is None else answers[id(self._ends)].stops
-        )
+        nothing = torch.empty(len(keys), 0, dtype=torch.int8)
         return PrefixAnswers(torch.cat([nothing, *progress], dim=1), stops)
 
 

@@ -84,7 +84,7 @@ class Ragged(NamedTuple):
 class Samples:
     """Columns of SCHEMA, and those of LABEL_SCHEMA once labelled.
 
-    `uncorrected` marks samples of a proposal that does not cover p, drawn for an ablation.
+    `uncorrected` marks samples of a proposal that does not cover p: an ablation's, or a dial's.
     """
 
     table: pa.Table
@@ -136,7 +136,7 @@ class Samples:
         if self.uncorrected:
             raise CoverageError(
                 "samples of a proposal that can write everything p can",
-                "samples stamped uncorrected, drawn for an ablation",
+                "samples stamped uncorrected",
                 "Draw them from a proposal that covers p to use weights.",
             )
         log_p, log_proposal = self.ragged("log_p"), self.ragged("log_proposal")

@@ -42,6 +42,14 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         _flush(path.parent)
 
 
+def require_writable(path: Path) -> None:
+    """Raise StorageError where no file can be written at `path`: before long work for it, not after."""
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        found = "a folder" if path.is_dir() else f"{folder}, which cannot be written to"
+        raise StorageError(f"to write the file {path}", found, "Name a file in a folder of yours.")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -374,24 +374,13 @@ def _look(
     return row
 
 
-# What no step depends on of a guide's config. Whether it was warmed up before is not among it.
-_NOT_TRAINED = {
-    "nado_version",
-    "transformers_version",
-    "base_name",
-    "oracle_name",
-    "calibration",
-    "cut_share",
-}
-
-
 def _identity(
     config: TrainingConfig, guide: Guide, data: TrainingData, held_out: TrainingData | None
 ) -> list[Any]:
     """What tells one run from another, so that a folder is never taken up by the wrong one."""
     # What is logged and how often is saved may change from one start to the next.
     result = asdict(replace(config, trackers=(), save_every=0))
-    network = {name: value for name, value in guide.config.to_dict().items() if name not in _NOT_TRAINED}
+    network = {name: value for name, value in guide.config.identity().items() if name != "calibration"}
     shapes = {name: list(value.shape) for name, value in guide.state_dict().items()}
     return [result, network, shapes, *(None if each is None else _sizes(each) for each in (data, held_out))]
 

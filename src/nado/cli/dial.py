@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FILE = "dial.json"
 
 
-@takes("oracle", "generate", only=("count", "doubt", "plausible", "seed", "batch_size"))
+@takes("oracle", "generate", only=("doubt", "plausible", "seed", "batch_size"))
 def dial_command(
     settings: Settings,
     guide: Annotated[Path, typer.Option(help="The guide's folder, or an embedded one by its name.")],
@@ -29,11 +29,16 @@ def dial_command(
         str | None,
         typer.Option(help="What is measured, separated by commas; below 0 leads away (default: -4 to 4)."),
     ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Texts a prompt, at every strength.")] = 8,
     out: Annotated[
         Path | None, typer.Option(help=f"The file that is written (default: {FILE} in the guide's folder).")
     ] = None,
     base: Annotated[str | None, typer.Option(help="Where the base is, if not where the guide says.")] = None,
     device: Annotated[str | None, typer.Option(help="Where to run (default: a GPU if there is one).")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Numbers: float32, bfloat16, float16 or auto.")] = None,
+    allow_other_base: Annotated[
+        bool, typer.Option("--allow-other-base", help="Use a base of other weights, and say what is lost.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the dial as JSON.")] = False,
 ) -> None:
     """Measure how often texts of several strengths satisfy, so that any rate can be asked for.
@@ -46,30 +51,38 @@ def dial_command(
     from nado.dial import measure_dial
     from nado.guided_language_model import GuidedLanguageModel
     from nado.prompts import read_prompts
-    from nado.storage import write_json
+    from nado.storage import require_writable, write_json
     from nado.study.guides import use_guide
-    from nado.study.materials import fill
+    from nado.study.materials import fill_missing
     from nado.tiny import locate_guide
 
     folder = locate_guide(guide)
     if out is None and folder != guide:  # a name, and the package's own folder
         raise InputError("--out with an embedded guide", "none", "Say where the dial is to be written.")
-    used = use_guide(folder, oracle=settings.oracle(), name=base, device=device)
+    path = folder / FILE if out is None else out
+    require_writable(path)
+    used = use_guide(
+        folder,
+        oracle=settings.oracle(),
+        allow_other_base=allow_other_base,
+        name=base,
+        device=device,
+        dtype=dtype,
+    )
     if used.oracle is None:
         raise InputError("an oracle to measure rates with", "none", "Name it: --oracle file.py:name.")
-    tasks = fill(read_prompts(read_stdin() if prompts == "-" else prompts), used.template)
+    tasks = fill_missing(read_prompts(read_stdin() if prompts == "-" else prompts), used.template)
     model = GuidedLanguageModel(used.base, used.guide, guidance=config.guidance(), oracle=used.oracle)
     found = measure_dial(
         model,
         tasks,
         used.oracle,
         strengths=wanted,
-        count=config.count,
+        count=count,
         seed=config.seed,
         batch_size=config.batch_size,
         on_stop=_say_stop,
     )
-    path = folder / FILE if out is None else out
     write_json(path, found.describe())
     if as_json:
         print_json(found.describe())

@@ -9,7 +9,7 @@ import typer
 
 from nado.cli.console import print_line, print_table, quieten, say
 from nado.cli.settings import Settings, read_stdin, takes
-from nado.errors import InputError
+from nado.errors import InputError, MismatchError
 
 if TYPE_CHECKING:
     from nado.prompts import Prompt
@@ -65,12 +65,15 @@ def generate_command(
     if dial is not None:
         others = {"--verified": verified, "--exact-end": bool(exact_end), "--inspect": inspect}
         _require_plain(search, others)
+        if not settings.tells("generate", "target_rate"):
+            raise InputError("--target-rate with --dial", "none", "Say what share of texts shall satisfy.")
     if search != "sample" or verified:
         settings.given.setdefault("generate", {}).setdefault("count", 1)
     config = replace(settings.section("generate"), search=search, beams=beams or 4)
     asked = _read_prompts(keywords, prompts)
     quieten()
     from nado.study.guides import use_guide
+    from nado.study.materials import fill_missing
     from nado.tiny import locate_guide
 
     used = use_guide(
@@ -81,10 +84,13 @@ def generate_command(
         device=device,
         dtype=dtype,
     )
-    tasks = _fill(asked, used.template)
+    tasks = fill_missing(asked, used.template)
     if keywords is not None:
         _require_writable(used, tasks)
-    system = _make_system(used, config, exact_end, verified) if dial is None else _turn(used, config, dial)
+    if dial is None:
+        system = _make_system(used, config, exact_end, verified)
+    else:
+        system = _turn(used, settings, config, dial)
     if verified:
         _print_verified(system, tasks, config, budget, as_json)
     else:
@@ -113,13 +119,6 @@ def _read_prompts(keywords: str | None, prompts: str | None) -> "list[Prompt]":
         raise InputError("at least one keyword", repr(keywords), 'Write --keywords "dog, ball, beach".')
     condition = ", ".join(words)
     return [Prompt(condition, condition)]
-
-
-def _fill(asked: "list[Prompt]", template: str | None) -> "list[Prompt]":
-    """Prompts in the form the guide was trained with, unless a record says itself what the base reads."""
-    from nado.study.materials import fill
-
-    return [fill([each], template)[0] if each.prompt == each.condition else each for each in asked]
 
 
 def _require_writable(used: "GuideInUse", tasks: "Sequence[Prompt]") -> None:
@@ -157,7 +156,7 @@ def _require_plain(search: str, others: "dict[str, bool]") -> None:
         raise InputError("--dial with sampled texts alone", found[0], "Leave one of the two out.")
 
 
-def _turn(used: "GuideInUse", config: "GenerateConfig", path: Path) -> "System":
+def _turn(used: "GuideInUse", settings: Settings, config: "GenerateConfig", path: Path) -> "System":
     """The base, and the two stops of a dial that write its texts."""
     from nado.dial import Dial, turn_dial
     from nado.guidance import Guidance
@@ -165,11 +164,19 @@ def _turn(used: "GuideInUse", config: "GenerateConfig", path: Path) -> "System":
     from nado.storage import read_json
     from nado.study.systems import System
 
-    guidance = Guidance(config.strength, doubt=config.doubt, plausible=config.plausible)
+    dial = Dial.read(read_json(path))
+    if used.oracle is not None and used.oracle.fingerprint != dial.oracle:
+        hint = "Measure one for this oracle: nado dial."
+        raise MismatchError("the oracle this dial was measured with", used.oracle.name, hint)
+    # What nobody gives is as it was when the dial was measured.
+    same = {
+        name: getattr(config if settings.tells("generate", name) else dial, name)
+        for name in ("doubt", "plausible")
+    }
+    guidance = Guidance(config.strength, **same)
     model = GuidedLanguageModel(used.base, used.guide, guidance=guidance, oracle=used.oracle)
-    measured = Dial.read(read_json(path))
-    proposal = turn_dial(model, measured, config.target_rate)
-    say(f"expected to satisfy: {measured.at(config.target_rate).rate:.1%}")
+    proposal, turn = turn_dial(model, dial, config.target_rate), dial.at(config.target_rate)
+    say("expected to satisfy: {:.1%} [{:.1%}, {:.1%}]".format(turn.rate, *turn.interval))
     return System("dialled", used.base, None, Guidance(), used.oracle, proposal)
 
 

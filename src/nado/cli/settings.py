@@ -50,6 +50,11 @@ class Settings:
             raise type(error)(f"{error.expected} ([{name}])", error.found, error.hint)
         return found
 
+    def tells(self, section: str, name: str) -> bool:
+        """Whether a value was given, by an option or in the file, and is not just the default."""
+        own = {} if self.file is None else read_tables(self.file).get(section, {})
+        return name in own or name in self.given.get(section, {})
+
     def oracle(self) -> dict[str, Any] | None:
         """The oracle's table, from the option or the file; None where neither has one."""
         if "oracle" in self.given:

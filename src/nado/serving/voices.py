@@ -320,25 +320,27 @@ class VoicedModel(GuidedLanguageModel):
             used = ends & (state.strengths[:, place] > 0)
             asked = (live if member.bits else used).nonzero().flatten().tolist()
             if reader is not None and asked:
-                answers = self._read(reader, state, asked)
+                answers = self._read(reader, state, asked, used[asked].tolist())
                 told[asked] = answers.progress
-                stops[asked] &= answers.stops | ~used[asked].cpu()
+                stops[asked] &= answers.stops
             progress.append(told)
         joined = torch.cat(progress, dim=1).to(self.device) if self.joint.progress_bits else None
         return joined, stops.to(self.device)
 
-    def _read(self, reader: JointReader, state: VoicedState, rows: list[int]) -> PrefixAnswers:
+    def _read(
+        self, reader: JointReader, state: VoicedState, rows: list[int], ending: list[bool]
+    ) -> PrefixAnswers:
         """What an oracle says of rows. Where it fails, row by row: one text must not spoil the others."""
         written, lengths = state.tokens[rows].tolist(), state.generated[rows].tolist()
         prefixes = [tokens[:length] for tokens, length in zip(written, lengths, strict=True)]
         conditions = [state.conditions[row] for row in rows]
         try:
-            return reader.read(conditions, prefixes)
+            return reader.read(conditions, prefixes, ending)
         except Exception:
             found = []
-            for row, condition, prefix in zip(rows, conditions, prefixes, strict=True):
+            for row, condition, prefix, ends in zip(rows, conditions, prefixes, ending, strict=True):
                 try:
-                    found.append(reader.read([condition], [prefix]))
+                    found.append(reader.read([condition], [prefix], [ends]))
                 except Exception as error:
                     state.failures[row] = as_oracle_error(reader.oracle, error)
                     nothing = torch.full((1, reader.bits), -1, dtype=torch.int8)

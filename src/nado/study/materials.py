@@ -154,6 +154,11 @@ def fill(prompts: Sequence[Prompt], template: str | None) -> list[Prompt]:
     return [Prompt(fill_template(template, each.condition), each.condition) for each in prompts]
 
 
+def fill_missing(prompts: Sequence[Prompt], template: str | None) -> list[Prompt]:
+    """The same, but a record that says itself what the base reads keeps that."""
+    return [fill([each], template)[0] if each.prompt == each.condition else each for each in prompts]
+
+
 def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
     return list(dict.fromkeys(prompts))
 
