@@ -353,6 +353,7 @@ def test_a_dial_is_measured_once_and_any_rate_can_be_asked_for(study: Path, invo
     assert "expected --target-rate with --dial" in failed(invoke(*unsaid, text=asked))
     Path("rate.toml").write_text(f"[generate]\ntarget_rate = {rate}\n")
     assert invoke(*unsaid, "--config", "rate.toml", text=asked)[2] == err
+    assert invoke(*measure, "--config", "rate.toml", text=asked)[0] == 0  # whose rate is not a dial's
     assert "found '1;2'" in failed(invoke(*measure, "--strengths", "1;2", text=asked))
     Path("folder").mkdir()
     assert "to write the file folder; found a folder" in failed(invoke(*measure[:-1], "folder", text=asked))

@@ -25,8 +25,10 @@ from nado.guidance import Guidance
 from nado.guided_language_model import GuidedLanguageModel
 from nado.huggingface import CausalModel
 from nado.huggingface.reading import HuggingFaceReader
-from nado.oracles import FunctionOracle
+from nado.oracles import FunctionOracle, Keywords
 from nado.prompts import Prompt
+from nado.sample_labels import relabel
+from nado.training_data import TrainingData
 from random_guides import random_guide
 
 PROMPTS = [Prompt(text, text) for text in ("the dog", "a cat sees the", "ball", "the old man")]
@@ -122,8 +124,9 @@ def test_beyond_the_last_stop_is_that_stop_and_it_is_said(caplog: pytest.LogCapt
 def test_a_dial_is_kept_as_json_and_needs_two_rates() -> None:
     dial = measured()
     assert Dial.read(json.loads(json.dumps(dial.describe()))) == dial
-    with pytest.raises(InputError, match="a dial of format 1; found format None"):
-        Dial.read({})
+    for nothing in ({}, [1]):
+        with pytest.raises(InputError, match="a dial of format 1; found format None"):
+            Dial.read(nothing)
     with pytest.raises(InputError, match="a dial as it was written; found another: 'measured'"):
         Dial.read({"format": 1})
     with pytest.raises(InputError, match=r"a dial as it was written.*unexpected keyword argument 'rates'"):
@@ -222,9 +225,11 @@ def test_weights_of_dialled_texts_are_refused_where_p_is_no_part_of_the_mixture(
     covered = draw_dialled(guided(), dial, 0.6, PROMPTS)
     assert np.isfinite(covered.log_weights()).all()
     for rate in (0.1, 0.88):  # the lowest stop alone, and a share of p too small for its weights
-        samples = draw_dialled(guided(), dial, rate, PROMPTS)
-        with pytest.raises(CoverageError, match="stamped uncorrected"):
+        samples = relabel(draw_dialled(guided(), dial, rate, PROMPTS), ORACLE)
+        with pytest.raises(CoverageError, match="found samples of stops of a dial"):
             samples.log_weights()
+        with pytest.raises(CoverageError, match="found samples of stops of a dial"):
+            TrainingData.from_samples(samples, HuggingFaceReader(guided().base))  # type: ignore[arg-type]
 
 
 def test_two_stops_of_one_base_read_prompts_ahead_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +243,19 @@ def test_two_stops_of_one_base_read_prompts_ahead_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(CausalModel, "prepare", prepare)
     draw_dialled(guided(), dial, sum(each.rate for each in dial.stops) / 2, PROMPTS)
     assert offered == [len(PROMPTS)]
+
+
+def test_a_dial_knows_whose_progress_its_guide_was_told() -> None:
+    reader = HuggingFaceReader(guided().base)  # type: ignore[arg-type]
+    guide = random_guide(reader, 3, progress_bits=2)
+    all_of_them, one = (
+        GuidedLanguageModel(reader.model, guide, oracle=Keywords(inflections=False, at_least=least))
+        for least in (None, 1)
+    )
+    dial = measure_dial(one, PROMPTS, ORACLE, strengths=[-4, 4], count=8)
+    turn_dial(one, dial, 0.5)
+    with pytest.raises(MismatchError, match="the base and guide this dial was measured with; found others"):
+        turn_dial(all_of_them, dial, 0.5)
 
 
 def test_what_a_dial_cannot_be_made_of_is_refused() -> None:
@@ -261,6 +279,10 @@ def test_what_a_dial_cannot_be_made_of_is_refused() -> None:
     with pytest.raises(MismatchError, match="the base and guide this dial was measured with; found others"):
         turn_dial(guided("eos"), measured(), 0.5)
     turn_dial(doubting, measure_dial(doubting, PROMPTS, ORACLE, strengths=[-4, 4], count=8), 0.5)
+    said: list[Stop] = []
+    with pytest.raises(InputError, match="found strength inf"):
+        measure_dial(model, PROMPTS, ORACLE, strengths=[1, math.inf], count=2, on_stop=said.append)
+    assert not said  # nothing was drawn for nothing
     table = TabularModel.random(["x"], vocabulary_size=4, length_limit=3, seed=1)
     tabular = GuidedLanguageModel(table, TabularFollower({("x", "x"): torch.zeros(1, 4)}))
     with pytest.raises(InputError, match="found one led by a TabularFollower"):

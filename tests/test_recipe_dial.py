@@ -18,7 +18,7 @@ from nado.metrics import share
 from nado.oracles import ForbiddenWords, Keywords, Sentiment
 from nado.oracles.linear_classifier import LinearClassifier
 from nado.samples import read_samples
-from nado.storage import read_json
+from nado.storage import read_json, write_json
 from nado.training_data import split_by_prompt
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "dial"
@@ -294,6 +294,10 @@ def test_a_second_call_does_nothing_again_and_a_deadline_leaves_points(
 def test_the_readme_its_picture_and_the_record_are_made(finished: Path, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text((RECIPE / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+    (other,) = (finished / "out").glob("dial-*.json")
+    earlier = read_json(other)
+    names = {"metrics": {"dial-earlier": metrics(finished)}}
+    write_json(tmp_path / "dial.json", earlier | names | {"runs": [earlier | {"metrics": ["dial-earlier"]}]})
     words = [str(finished / "out"), "--readme", str(readme), "--record", "--results", str(tmp_path)]
     dial_page.main(words)
     once = readme.read_text(encoding="utf-8"), (tmp_path / "dial-small.svg").read_bytes()
@@ -304,6 +308,9 @@ def test_the_readme_its_picture_and_the_record_are_made(finished: Path, tmp_path
     assert f"| 1 | {point['got']['value']:.3f} [" in once[0]
     assert "`positive & clean`" in once[0]
     assert read_json(tmp_path / "dial.json")["metrics"]["dial-small"] == metrics(finished)
+    # What was on record before is shown as well, whoever measured it.
+    assert all(f"### dial-{name}\n" in once[0] for name in ("earlier", "small"))
+    assert (tmp_path / "dial-earlier.svg").read_bytes().count(b"<path") > 50
     with pytest.raises(InputError, match="none in"):
         dial_page.main([str(tmp_path / "nothing")])
 

@@ -110,8 +110,8 @@ def test_uncorrected_samples_have_no_weights():
     with pytest.raises(CoverageError) as raised:
         Samples(make_table(), uncorrected=True).log_weights()
     assert str(raised.value) == (
-        "expected samples of a proposal that can write everything p can; found samples stamped uncorrected. "
-        "Draw them from a proposal that covers p to use weights."
+        "expected samples of a proposal that can write everything p can; found samples stamped uncorrected, "
+        "drawn for an ablation. Draw them from a proposal that covers p to use weights."
     )
 
 

@@ -37,7 +37,7 @@ from dial_curve import (
 )
 from dial_data import OPENINGS, REVIEW, TOXICITY, Opening, read_openings
 from dial_page import illustrated_page
-from dial_settings import read_dial_settings
+from dial_settings import CurveSettings, StopSettings, read_dial_settings
 from drawn_texts import Chunk, describe, draw_chunks, read_chunks
 from gauges import (
     CLEAN,
@@ -330,14 +330,14 @@ class DialRun:
                 "prompts": len(prompts),
             }
 
-        self.point(f"base/{_place(formula)}", formula, [asdict(curve), asked], work)
+        self.point(f"base/{_place(formula)}", formula, [_drawn(curve, "texts"), asked], work)
 
     def measure_curve(self, formula: str, rates: Sequence[float]) -> None:
         """Every requested rate as a soft rate."""
         for rate in rates:
             name = f"curve/{_place(formula)}/{rate:g}"
             work = partial(self._measure, formula, rate)
-            self.point(name, formula, asdict(self.settings.curve), work)
+            self.point(name, formula, _drawn(self.settings.curve, "base_texts"), work)
             self.write()
 
     def _measure(self, formula: str, rate: float, folder: Path) -> dict[str, Any]:
@@ -362,7 +362,7 @@ class DialRun:
             )
             return {"dial": found.describe()}
 
-        config = [asdict(settings), self.settings.curve.batch]
+        config = [_drawn(settings), self.settings.curve.batch]
         self.point(f"stops/{_place(formula)}", formula, config, work)
 
     def unseen_prompts(self, formula: str) -> list[str]:
@@ -388,7 +388,7 @@ class DialRun:
         dial = Dial.read(facts["dial"])
         for rate in self.settings.dial.rates:
             work = partial(self._measure_turned, formula, dial, rate)
-            config = [asdict(self.settings.curve), facts["dial"]]
+            config = [_drawn(self.settings.curve, "base_texts"), facts["dial"]]
             self.point(f"turned/{_place(formula)}/{rate:g}", formula, config, work)
             self.write()
 
@@ -511,6 +511,12 @@ def _copy_samples(source: Path, folder: Path) -> dict[str, Any]:
     for each in chunks:
         shutil.copytree(each, folder / each.name, ignore=shutil.ignore_patterns("labels"), dirs_exist_ok=True)
     return {"chunks": len(chunks)}
+
+
+def _drawn(settings: CurveSettings | StopSettings, *left_out: str) -> dict[str, Any]:
+    """What the texts of one point depend on: neither on other points, nor on the time kept free for one."""
+    others = {"rates", "seconds", *left_out}
+    return {name: value for name, value in asdict(settings).items() if name not in others}
 
 
 def _rows(samples: Samples, name: str) -> list[Any]:

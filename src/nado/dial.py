@@ -29,7 +29,6 @@ from nado.composition import Composable, Composition
 from nado.drawing import default_batch_size, draw_rows, require_prompts
 from nado.errors import CoverageError, InputError, MismatchError, require_at_least
 from nado.following import GuideFollower
-from nado.guidance import Guidance
 from nado.guided_language_model import GuidedLanguageModel
 from nado.labeling import label
 from nado.language_model import LanguageModel
@@ -132,9 +131,10 @@ class Dial:
     @classmethod
     def read(cls, values: dict[str, Any]) -> "Dial":
         """A dial that was described."""
-        known = dict(values)
-        if (found := known.pop("format", None)) != _FORMAT:
+        found = values.get("format") if isinstance(values, dict) else None
+        if found != _FORMAT:
             raise InputError(f"a dial of format {_FORMAT}", f"format {found}", "Measure it again.")
+        known = {name: value for name, value in values.items() if name != "format"}
         try:
             return cls(**{**known, "measured": tuple(Stop(**each) for each in known["measured"])})
         except (KeyError, TypeError) as error:
@@ -177,11 +177,12 @@ def measure_dial(
     """
     require_prompts(prompts)
     require_at_least(1, count=count, batch_size=batch_size)
-    _require_mixable(model.guidance)
+    _require_turnable(model)
     asked = [each for each in prompts for _ in range(count)]
+    wanted = sorted({0.0, *(_reachable(model) if strengths is None else strengths)})
+    proposals = [Proposal((_component(model, strength),)) for strength in wanted]  # all, before one is drawn
     measured = []
-    for strength in sorted({0.0, *(_reachable(model) if strengths is None else strengths)}):
-        proposal = Proposal((_component(model, strength),))
+    for strength, proposal in zip(wanted, proposals, strict=True):
         samples = _draw(model, proposal, asked, seed, batch_size)
         stop = _measure(strength, samples, oracle)
         measured.append(stop)
@@ -209,8 +210,8 @@ def draw_dialled(
 ) -> Samples:
     """One text for each prompt, of which the given share shall satisfy the oracle; none of them is judged.
 
-    `log_proposal` is that of the mixture: either stop may have written a text. Where it does not cover p,
-    the samples are stamped `uncorrected`, since their weights would be wrong.
+    `log_proposal` is that of the mixture: either stop may have written a text. Where it does not cover p the
+    samples say so, and are neither weighted nor trained on.
     """
     require_prompts(prompts)
     return _draw(model, turn_dial(model, dial, rate), prompts, seed, batch_size)
@@ -221,7 +222,7 @@ def turn_dial(model: GuidedLanguageModel, dial: Dial, rate: float) -> Proposal:
 
     A rate that the dial does not reach gives its outermost stop alone, with a warning.
     """
-    _require_mixable(model.guidance)
+    _require_turnable(model)
     _require_measured(dial, model)
     turn = dial.at(rate)
     if not dial.reaches(rate):
@@ -240,7 +241,7 @@ def _draw(
 ) -> Samples:
     size = batch_size or default_batch_size(model)
     table = draw_rows(model.base, prompts, range(len(prompts)), proposal=proposal, seed=seed, batch_size=size)
-    return Samples(table, uncorrected=not _covers(proposal, model.base))
+    return Samples(table, covers=_covers(proposal, model.base))
 
 
 def _covers(proposal: Proposal, base: LanguageModel[Any]) -> bool:
@@ -280,12 +281,7 @@ def _component(model: GuidedLanguageModel, strength: float) -> Component:
 
 
 def _formula(model: GuidedLanguageModel) -> Composable:
-    if not isinstance(model.follower, GuideFollower):
-        raise InputError(
-            "a model led by a guide or a formula over guides",
-            f"one led by a {type(model.follower).__name__}",
-            "A dial turns guides.",
-        )
+    assert isinstance(model.follower, GuideFollower)
     return model.follower.formula
 
 
@@ -303,8 +299,15 @@ def _reachable(model: GuidedLanguageModel) -> tuple[float, ...]:
     return STRENGTHS
 
 
-def _require_mixable(guidance: Guidance) -> None:
-    """Refuse guidance that has a rate of its own, or that asks for C where a stop asks for ¬C."""
+def _require_turnable(model: GuidedLanguageModel) -> None:
+    """Refuse what no guide leads, and guidance with a rate of its own or that asks for C at every stop."""
+    if not isinstance(model.follower, GuideFollower):
+        raise InputError(
+            "a model led by a guide or a formula over guides",
+            f"one led by a {type(model.follower).__name__}",
+            "A dial turns guides.",
+        )
+    guidance = model.guidance
     own = {
         "an exact end": guidance.exact_end,
         f"a floor of {guidance.floor:g}": guidance.floor > 0,
@@ -321,8 +324,10 @@ def _require_mixable(guidance: Guidance) -> None:
 
 def _identify(model: GuidedLanguageModel) -> str:
     """What a dial belongs to, but for the guidance, which it names by itself."""
-    parts = f"{model.base.fingerprint} {model.follower.fingerprint}"
-    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+    assert isinstance(model.follower, GuideFollower)
+    told = [oracle.fingerprint for oracle, bits in model.follower.told if bits]
+    parts = [model.base.fingerprint, model.follower.fingerprint, *told]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
 
 def _require_measured(dial: Dial, model: GuidedLanguageModel) -> None:

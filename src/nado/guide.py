@@ -107,7 +107,7 @@ class GuideConfig(PretrainedConfig):
         )
 
     def identity(self) -> dict[str, Any]:
-        """The fields that R depends on: the same after a save, from another path and with another library."""
+        """What R or its training depends on: the same after a save, and with another path or library."""
         own = list(inspect.signature(type(self).__init__).parameters)[1:-1]  # neither self nor kwargs
         return {name: getattr(self, name) for name in own if name not in _ORIGIN}
 

@@ -109,7 +109,7 @@ class JointReader:
 
     @property
     def calls(self) -> int:
-        """Different prefixes that were asked about, of however many oracles: all are asked about the same."""
+        """Different prefixes that were asked about, of however many oracles: as many as of the busiest."""
         return max((each.calls for each in self._readers), default=0)
 
     def read(
@@ -124,12 +124,15 @@ class JointReader:
         """
         began = time.perf_counter()
         keys = list(zip(conditions, self._decode(tokens), strict=True))
-        progress = [each.answer(keys).progress for each in self._told]
+        told = {reader: reader.answer(keys) for reader in dict.fromkeys(self._told)}
         stops = torch.ones(len(keys), dtype=torch.bool)
         asked = [row for row in range(len(keys)) if ending is None or ending[row]]
-        if self._ends is not None and asked:
+        if self._ends in told:
+            stops[asked] = told[self._ends].stops[asked]
+        elif self._ends is not None and asked:
             stops[asked] = self._ends.answer([keys[row] for row in asked]).stops
         self.seconds += time.perf_counter() - began
+        progress = [told[reader].progress for reader in self._told]
         nothing = torch.empty(len(keys), 0, dtype=torch.int8)
         return PrefixAnswers(torch.cat([nothing, *progress], dim=1), stops)
 

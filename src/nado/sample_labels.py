@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -228,7 +228,7 @@ def relabel(
     for name in LABEL_SCHEMA.names:
         if name != "row":
             table = table.append_column(LABEL_SCHEMA.field(name), answered[name])
-    return Samples(table, samples.uncorrected)
+    return replace(samples, table=table)
 
 
 def to_table(rows: pa.ChunkedArray, labels: Labels) -> pa.Table:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -84,11 +84,13 @@ class Ragged(NamedTuple):
 class Samples:
     """Columns of SCHEMA, and those of LABEL_SCHEMA once labelled.
 
-    `uncorrected` marks samples of a proposal that does not cover p: an ablation's, or a dial's.
+    `uncorrected` marks samples of a proposal that does not cover p, drawn for an ablation: they are trained
+    on as if p had drawn them. Without `covers` they are of such a proposal too, and are not trained on.
     """
 
     table: pa.Table
     uncorrected: bool = False
+    covers: bool = True
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -130,18 +132,20 @@ class Samples:
     def log_weights(self) -> NDArray[np.float64]:
         """log w = log p − log proposal of every whole sequence.
 
-        Refused where it would be wrong: for samples stamped uncorrected, and for imported ones whose
-        proposal nobody recorded.
+        Refused where it would be wrong: for samples of a proposal that does not cover p, and for imported
+        ones whose proposal nobody recorded.
         """
+        self.require_covering()
         if self.uncorrected:
-            raise CoverageError(
-                "samples of a proposal that can write everything p can",
-                "samples stamped uncorrected",
-                "Draw them from a proposal that covers p to use weights.",
-            )
+            _refuse_weights("samples stamped uncorrected, drawn for an ablation")
         log_p, log_proposal = self.ragged("log_p"), self.ragged("log_proposal")
         difference = log_p.values.astype(np.float64) - log_proposal.values.astype(np.float64)
         return Ragged(difference, log_p.offsets).sums()
+
+    def require_covering(self) -> None:
+        """Refuse samples whose weights would be wrong, though nobody asked for an ablation."""
+        if not self.covers:
+            _refuse_weights("samples of stops of a dial, in which p has too small a share")
 
     def _require(self, name: str) -> None:
         if name not in self.table.column_names:
@@ -336,6 +340,14 @@ def is_uncorrected(manifest: dict[str, Any]) -> bool:
     return bool(manifest["config"].get("proposal", {}).get("uncorrected", False))
 
 
+def _refuse_weights(found: str) -> NoReturn:
+    raise CoverageError(
+        "samples of a proposal that can write everything p can",
+        found,
+        "Draw them from a proposal that covers p to use weights.",
+    )
+
+
 def join_samples(several: Iterable[Samples]) -> Samples:
     """One Samples of several, for instance of importance rounds; all labelled, or none."""
     samples = list(several)
@@ -346,7 +358,7 @@ def join_samples(several: Iterable[Samples]) -> Samples:
             "Label the rest first: nado label.",
         )
     table = pa.concat_tables([each.table for each in samples])
-    return Samples(table, any(each.uncorrected for each in samples))
+    return Samples(table, any(each.uncorrected for each in samples), all(each.covers for each in samples))
 
 
 def _join_labels(table: pa.Table, folder: Folder, digest: str) -> pa.Table:

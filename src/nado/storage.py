@@ -44,9 +44,13 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 def require_writable(path: Path) -> None:
     """Raise StorageError where no file can be written at `path`: before long work for it, not after."""
-    folder = next(each for each in path.absolute().parents if each.exists())
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        found = "a folder" if path.is_dir() else f"{folder}, which cannot be written to"
+    try:
+        folder = next(each for each in path.absolute().parents if each.exists())
+        possible = not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
+    except OSError:  # a folder on the way may not even be looked into
+        possible = False
+    if not possible:
+        found = "a folder, or a place that cannot be written to"
         raise StorageError(f"to write the file {path}", found, "Name a file in a folder of yours.")
 
 

@@ -129,6 +129,7 @@ class TrainingData:
         `both_labels` refuses samples from which nothing can be learned; evaluation can do without.
         `part_names` names the parts of a condition, for guides that read which of them are missing.
         """
+        samples.require_covering()
         lengths = torch.from_numpy(np.diff(samples.ragged("tokens").offsets))
         satisfied = torch.from_numpy(samples.array("satisfied").astype(bool))
         if both_labels:

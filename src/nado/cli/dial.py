@@ -49,6 +49,7 @@ def dial_command(
     wanted = None if strengths is None else _read_strengths(strengths)
     quieten()
     from nado.dial import measure_dial
+    from nado.guidance import Guidance
     from nado.guided_language_model import GuidedLanguageModel
     from nado.prompts import read_prompts
     from nado.storage import require_writable, write_json
@@ -72,7 +73,8 @@ def dial_command(
     if used.oracle is None:
         raise InputError("an oracle to measure rates with", "none", "Name it: --oracle file.py:name.")
     tasks = fill_missing(read_prompts(read_stdin() if prompts == "-" else prompts), used.template)
-    model = GuidedLanguageModel(used.base, used.guide, guidance=config.guidance(), oracle=used.oracle)
+    guidance = Guidance(doubt=config.doubt, plausible=config.plausible)  # no rate or strength of a study file
+    model = GuidedLanguageModel(used.base, used.guide, guidance=guidance, oracle=used.oracle)
     found = measure_dial(
         model,
         tasks,

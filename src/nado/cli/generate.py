@@ -65,11 +65,11 @@ def generate_command(
     if dial is not None:
         others = {"--verified": verified, "--exact-end": bool(exact_end), "--inspect": inspect}
         _require_plain(search, others)
-        if not settings.tells("generate", "target_rate"):
-            raise InputError("--target-rate with --dial", "none", "Say what share of texts shall satisfy.")
     if search != "sample" or verified:
         settings.given.setdefault("generate", {}).setdefault("count", 1)
     config = replace(settings.section("generate"), search=search, beams=beams or 4)
+    if dial is not None and not settings.tells("generate", "target_rate"):
+        raise InputError("--target-rate with --dial", "none", "Say what share of texts shall satisfy.")
     asked = _read_prompts(keywords, prompts)
     quieten()
     from nado.study.guides import use_guide

@@ -243,11 +243,14 @@ def _unrelated(answers: BoolArray, noisy: BoolArray) -> bool:
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson score interval of a rate: 95 % by default, inside [0, 1], right for rare events too."""
+    """The Wilson score interval of a rate: 95 % by default, inside [0, 1], right for rare events too.
+
+    The rate is in it, also where all or none succeeded and rounding would leave it out.
+    """
     if trials == 0:
         return 0.0, 1.0
     rate = successes / trials
     scale = 1 + z * z / trials
     centre = (rate + z * z / (2 * trials)) / scale
     half = z / scale * ((rate * (1 - rate) + z * z / (4 * trials)) / trials) ** 0.5
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half))
