@@ -430,8 +430,9 @@ def test_openings_that_are_shipped_and_settings_are_read(tmp_path: Path) -> None
     assert {each.split for each in openings} == {"train", "test"}
     assert read_dial_settings(RECIPE / "embedded.toml").questions == ("positive",)
     full, small = (read_dial_settings(RECIPE / name) for name in ("smollm2.toml", "smollm2_small.toml"))
-    assert full.curve.rates == full.dial.rates == small.dial.rates == RATES
-    assert {0.0, 1.0} <= set(small.curve.rates) < set(RATES)  # both ends, which are mixed
+    assert full.dial.rates == small.dial.rates == RATES
+    for each in (full, small):
+        assert {0.0, 1.0} <= set(each.curve.rates) < set(RATES)  # both ends, which are mixed
     assert len(full.formulas) == 3
     assert small.half
     path = tmp_path / "wrong.toml"
