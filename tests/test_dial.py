@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 
 import small_models
 from frequencies import FALSE_ALARM, mean_p_value
-from nado.dial import STRENGTHS, Dial, Stop, draw_dialled, log_ratios, lower_hull, measure_dial, turn_dial
+from nado.dial import (
+    STRENGTHS,
+    Dial,
+    Stop,
+    draw_dialled,
+    log_ratios,
+    lower_hull,
+    measure_dial,
+    measure_stop,
+    turn_dial,
+)
 from nado.errors import CoverageError, InputError, MismatchError
 from nado.exact import TabularModel
 from nado.following import TabularFollower
@@ -145,6 +155,28 @@ def test_p_itself_is_a_stop_and_costs_nothing() -> None:
     assert all(each.kl > 0.01 for each in dial.measured if each.strength)
     assert dial.prompts == len(PROMPTS)
     assert dial.texts == 400 * len(PROMPTS)
+
+
+def test_stops_that_are_known_are_not_measured_again() -> None:
+    said: list[Stop] = []
+    known = [
+        measure_stop(guided(), strength, PROMPTS, ORACLE, count=400, batch_size=400) for strength in (-2, 2)
+    ]
+    assert set(known) < set(measured().measured)  # one by one they are what they are together
+    known[0] = replace(known[0], rate=0.0)
+    dial = measure_dial(
+        guided(),
+        PROMPTS,
+        ORACLE,
+        strengths=[-2, 2],
+        count=400,
+        batch_size=400,
+        known=known,
+        on_stop=said.append,
+    )
+    assert [each.strength for each in said] == [0]
+    assert dial.measured == (known[0], *said, known[1])
+    assert dial.texts == measured().texts
 
 
 def test_texts_at_a_rate_satisfy_at_that_rate() -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 import random
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nado.dial import Dial
+from nado import dial
+from nado.dial import Dial, Stop
 from nado.errors import InputError
 from nado.metrics import share
 from nado.oracles import ForbiddenWords, Keywords, Sentiment
@@ -67,7 +69,7 @@ stops = true
 [[formulas]]
 formula = "~positive"
 """
-DIALS = 3 * (1 + 3)  # the stops of each question and of a formula, and a point at each of three rates
+DIALS = 3 * (3 + 3)  # the stops of each question and of a formula, and a point at each of three rates
 MOVIES = ["film", "story", "cast", "plot", "music", "ending", "dialogue", "scene", "actor", "script"]
 KINDS = ["good", "bad", "long", "fine", "slow", "dull", "clever", "funny", "poor", "new"]
 RUDE = ["stupid", "idiot", "damn", "moron"]
@@ -288,7 +290,33 @@ def test_a_second_call_does_nothing_again_and_a_deadline_leaves_points(
         (finished / "late-work" / name).symlink_to(finished / "work" / name)
     assert run_dial.main(words) == 0
     (finished / "small.toml").write_text(SETTINGS, encoding="utf-8")
-    assert "left for the next call: 29 points" in capsys.readouterr().out
+    assert "left for the next call: 35 points" in capsys.readouterr().out
+
+
+def test_one_more_strength_is_one_more_stop(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything but that stop, and the rates that a new dial is turned to, is there already."""
+    shutil.copytree(finished / "work", tmp_path / "work")
+    text = SETTINGS.replace("strengths = [-2, 2]", "strengths = [-2, 2, 3]")
+    (tmp_path / "small.toml").write_text(text, encoding="utf-8")
+    measured: list[float] = []
+
+    def measure_stop(model: Any, strength: float, **how: Any) -> Stop:
+        measured.append(strength)
+        return dial.measure_stop(model, strength, **how)
+
+    monkeypatch.setattr(run_dial, "measure_stop", measure_stop)
+    for name in ("measure_point", "train_guide", "prepare"):
+        monkeypatch.setattr(run_dial, name, None)
+    words = [*arguments(tmp_path), "--prepared", str(finished / "prepared")]
+    assert run_dial.main(words) == 0
+    assert measured == [3.0] * 3  # of each question and of a formula
+    before, after = (
+        Dial.read(metrics(place)["curves"]["positive & clean"]["dial"]) for place in (finished, tmp_path)
+    )
+    assert [each.strength for each in after.measured] == [-2, 0, 2, 3]
+    assert after.measured[:3] == before.measured
 
 
 def test_the_readme_its_picture_and_the_record_are_made(finished: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ from progress_log import Clock, Stages
 from side_work import TextMaker, Workers, label_folder, run_with_workers
 
 from nado.calibration import Calibration, recalibrate
-from nado.dial import Dial, measure_dial
+from nado.dial import Dial, Stop, measure_dial, measure_stop
 from nado.drawing import draw
 from nado.errors import InputError
 from nado.huggingface import CausalModel, load_model
@@ -102,6 +102,7 @@ class DialRun:
         inputs += [each.fingerprint for each in self.oracles.values()]
         self.stages = Stages(options.work, digest_json(inputs), self.clock)
         self.labels: dict[str, list[Future[float]]] = {}
+        self.dials: dict[str, Dial] = {}
         self.left_out: list[str] = []
 
     def run(self) -> None:
@@ -348,22 +349,29 @@ class DialRun:
 
     def measure_stops(self, formula: str) -> None:
         """How often texts of every strength satisfy, on training prompts that no guide has seen."""
+        for strength in self.strengths:
+            work = partial(self._measure_stop, formula, strength)
+            config = [_drawn(self.settings.dial, "strengths", "rates"), self.settings.curve.batch]
+            self.point(_stop_place(formula, strength), formula, config, work)
+
+    @property
+    def strengths(self) -> list[float]:
+        """What stops are measured at, p itself among them."""
+        return sorted({0.0, *self.settings.dial.strengths})
+
+    def _measure_stop(self, formula: str, strength: float, folder: Path) -> dict[str, Any]:
+        return asdict(measure_stop(self.dialled(formula).plain, strength, **self._stops_are_drawn(formula)))
+
+    def _stops_are_drawn(self, formula: str) -> dict[str, Any]:
+        """For which prompts, how often, and who judges."""
         settings = self.settings.dial
-
-        def work(folder: Path) -> dict[str, Any]:
-            found = measure_dial(
-                self.dialled(formula).plain,
-                [Prompt(each, each) for each in self.unseen_prompts(formula)],
-                compose(formula, self.plain),
-                strengths=settings.strengths,
-                count=settings.texts,
-                seed=settings.seed,
-                batch_size=self.settings.curve.batch,
-            )
-            return {"dial": found.describe()}
-
-        config = [_drawn(settings), self.settings.curve.batch]
-        self.point(f"stops/{_place(formula)}", formula, config, work)
+        return {
+            "prompts": [Prompt(each, each) for each in self.unseen_prompts(formula)],
+            "oracle": compose(formula, self.plain),
+            "count": settings.texts,
+            "seed": settings.seed,
+            "batch_size": self.settings.curve.batch,
+        }
 
     def unseen_prompts(self, formula: str) -> list[str]:
         """Training prompts that no guide has seen: those held out, then such that nothing was drawn for."""
@@ -381,14 +389,20 @@ class DialRun:
 
     def measure_turns(self, formula: str) -> None:
         """Every rate by the dial, on the test prompts."""
-        facts = self.stages.facts.get(f"stops/{_place(formula)}")
-        if facts is None:
+        places = [_stop_place(formula, strength) for strength in self.strengths]
+        if not all(each in self.stages.facts for each in places):
             self.left_out += [f"turned/{_place(formula)}/{rate:g}" for rate in self.settings.dial.rates]
             return
-        dial = Dial.read(facts["dial"])
+        dial = measure_dial(
+            self.dialled(formula).plain,
+            strengths=self.strengths,
+            known=[_read_stop(self.stages.facts[each]) for each in places],
+            **self._stops_are_drawn(formula),
+        )
+        self.dials[formula] = dial
         for rate in self.settings.dial.rates:
             work = partial(self._measure_turned, formula, dial, rate)
-            config = [_drawn(self.settings.curve, "base_texts"), facts["dial"]]
+            config = [_drawn(self.settings.curve, "base_texts"), dial.describe()]
             self.point(f"turned/{_place(formula)}/{rate:g}", formula, config, work)
             self.write()
 
@@ -468,8 +482,7 @@ class DialRun:
         if not points:
             return {}
         errors = [abs(each["got"]["value"] - each["asked"]) for each in points]
-        stops = self.stages.facts[f"stops/{_place(title)}"]["dial"]
-        return {"dial": stops, "turned": points, "largest_error_turned": max(errors)}
+        return {"dial": self.dials[title].describe(), "turned": points, "largest_error_turned": max(errors)}
 
     def _verify_p(self, formula: str) -> dict[str, Any]:
         """What p alone comes to at both ends, when as many of its texts are asked about as of the guide's."""
@@ -517,6 +530,14 @@ def _drawn(settings: CurveSettings | StopSettings, *left_out: str) -> dict[str, 
     """What the texts of one point depend on: neither on other points, nor on the time kept free for one."""
     others = {"rates", "seconds", *left_out}
     return {name: value for name, value in asdict(settings).items() if name not in others}
+
+
+def _stop_place(formula: str, strength: float) -> str:
+    return f"stops/{_place(formula)}/{strength:g}"
+
+
+def _read_stop(facts: dict[str, Any]) -> Stop:
+    return Stop(**{name: value for name, value in facts.items() if name != "stage_seconds"})
 
 
 def _rows(samples: Samples, name: str) -> list[Any]:

@@ -42,6 +42,7 @@ _HOMES = {
     "load_model": "nado.huggingface",
     "load_oracle": "nado.oracles",
     "measure_dial": "nado.dial",
+    "measure_stop": "nado.dial",
     "oracle": "nado.oracles",
     "progress_bar": "nado.progress",
     "read_prompts": "nado.prompts",
@@ -95,6 +96,7 @@ __all__ = [
     "load_model",
     "load_oracle",
     "measure_dial",
+    "measure_stop",
     "oracle",
     "progress_bar",
     "read_prompts",
@@ -114,7 +116,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from nado.beam_search import search_beams
-    from nado.dial import Dial, draw_dialled, measure_dial
+    from nado.dial import Dial, draw_dialled, measure_dial, measure_stop
     from nado.drawing import draw
     from nado.errors import NadoError
     from nado.exact import TabularModel

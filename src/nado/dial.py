@@ -168,35 +168,65 @@ def measure_dial(
     count: int = 8,
     seed: int = 0,
     batch_size: int | None = None,
+    known: Iterable[Stop] = (),
     on_stop: Callable[[Stop], None] | None = None,
 ) -> Dial:
     """Draw `count` texts a prompt at every strength, ask the oracle about them, and make a dial of that.
 
     Take prompts that the guide was not trained on. Without `strengths`: from −4 to 4, or from 0 where the
-    guide cannot be negated, so that rates below p's own are out of reach. p itself is always a stop.
+    guide cannot be negated, so that rates below p's own are out of reach. p itself is always a stop. Stops in
+    `known` were measured before in the same way (`measure_stop`), and are not again.
     """
     require_prompts(prompts)
     require_at_least(1, count=count, batch_size=batch_size)
     _require_turnable(model)
-    asked = [each for each in prompts for _ in range(count)]
     wanted = sorted({0.0, *(_reachable(model) if strengths is None else strengths)})
-    proposals = [Proposal((_component(model, strength),)) for strength in wanted]  # all, before one is drawn
-    measured = []
-    for strength, proposal in zip(wanted, proposals, strict=True):
-        samples = _draw(model, proposal, asked, seed, batch_size)
-        stop = _measure(strength, samples, oracle)
-        measured.append(stop)
+    found = {stop.strength: stop for stop in known}
+    for strength in wanted:  # refused before one is drawn
+        _component(model, strength)
+    for strength in wanted:
+        if strength in found:
+            continue
+        found[strength] = measure_stop(
+            model, strength, prompts, oracle, count=count, seed=seed, batch_size=batch_size
+        )
         if on_stop is not None:
-            on_stop(stop)
+            on_stop(found[strength])
     return Dial(
-        tuple(measured),
+        tuple(found[strength] for strength in wanted),
         len(set(prompts)),
-        len(asked),
+        count * len(prompts),
         _identify(model),
         oracle.fingerprint,
         model.guidance.doubt,
         model.guidance.plausible,
     )
+
+
+def measure_stop(
+    model: GuidedLanguageModel,
+    strength: float,
+    prompts: Sequence[Prompt],
+    oracle: Oracle,
+    *,
+    count: int = 8,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> Stop:
+    """One stop of a dial, for whoever keeps each as soon as it is there; `measure_dial` measures them all."""
+    require_prompts(prompts)
+    require_at_least(1, count=count, batch_size=batch_size)
+    _require_turnable(model)
+    asked = [each for each in prompts for _ in range(count)]
+    samples = _draw(model, Proposal((_component(model, strength),)), asked, seed, batch_size)
+    conditions, finished = samples.strings("condition"), samples.array("finished")
+    answers = label(oracle, conditions, samples.strings("text"), finished=finished, parts=False).satisfied
+    found = share("rate", answers, list(zip(samples.strings("prompt"), conditions, strict=True)))
+    assert found.value is not None
+    assert found.low is not None
+    assert found.high is not None
+    kl = float(np.mean(log_ratios(samples)))
+    return Stop(strength, found.value, found.low, found.high, max(0.0, kl))
 
 
 def draw_dialled(
@@ -250,17 +280,6 @@ def _covers(proposal: Proposal, base: LanguageModel[Any]) -> bool:
     except CoverageError:
         return False
     return True
-
-
-def _measure(strength: float, samples: Samples, oracle: Oracle) -> Stop:
-    conditions, finished = samples.strings("condition"), samples.array("finished")
-    answers = label(oracle, conditions, samples.strings("text"), finished=finished, parts=False).satisfied
-    found = share("rate", answers, list(zip(samples.strings("prompt"), conditions, strict=True)))
-    assert found.value is not None
-    assert found.low is not None
-    assert found.high is not None
-    kl = float(np.mean(log_ratios(samples)))
-    return Stop(strength, found.value, found.low, found.high, max(0.0, kl))
 
 
 def log_ratios(samples: Samples) -> NDArray[np.float64]:
