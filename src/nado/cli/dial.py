@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nado.cli.base_options import BaseName, DeviceName, DtypeName, OtherBase
 from nado.cli.console import print_json, print_table, quieten, say
 from nado.cli.settings import Settings, read_stdin, takes
 from nado.errors import InputError
@@ -33,12 +34,10 @@ def dial_command(
     out: Annotated[
         Path | None, typer.Option(help=f"The file that is written (default: {FILE} in the guide's folder).")
     ] = None,
-    base: Annotated[str | None, typer.Option(help="Where the base is, if not where the guide says.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run (default: a GPU if there is one).")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Numbers: float32, bfloat16, float16 or auto.")] = None,
-    allow_other_base: Annotated[
-        bool, typer.Option("--allow-other-base", help="Use a base of other weights, and say what is lost.")
-    ] = False,
+    base: BaseName = None,
+    device: DeviceName = None,
+    dtype: DtypeName = None,
+    allow_other_base: OtherBase = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the dial as JSON.")] = False,
 ) -> None:
     """Measure how often texts of several strengths satisfy, so that any rate can be asked for.

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nado.cli.base_options import BaseName, DeviceName
 from nado.cli.console import print_json, print_table, quieten, say
 from nado.cli.settings import Settings, takes
 from nado.errors import InputError
@@ -17,8 +18,8 @@ def evaluate_command(
     settings: Settings,
     guide: Annotated[Path, typer.Option(help="The guide's folder, or an embedded one by its name.")],
     out: Annotated[Path | None, typer.Option(help="Keep texts and evaluation.json in this folder.")] = None,
-    base: Annotated[str | None, typer.Option(help="Where the base is, if not where the guide says.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run (default: a GPU if there is one).")] = None,
+    base: BaseName = None,
+    device: DeviceName = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another evaluation there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nado.cli.base_options import BaseName, DeviceName, DtypeName, ExactEnd, OtherBase
 from nado.cli.console import print_line, print_table, quieten, say
 from nado.cli.settings import Settings, read_stdin, takes
 from nado.errors import InputError, MismatchError
@@ -33,9 +34,9 @@ def generate_command(
     prompts: Annotated[
         str | None, typer.Option(help="A .jsonl, .parquet or .txt file of prompts, or - for stdin.")
     ] = None,
-    base: Annotated[str | None, typer.Option(help="Where the base is, if not where the guide says.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run (default: a GPU if there is one).")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Numbers: float32, bfloat16, float16 or auto.")] = None,
+    base: BaseName = None,
+    device: DeviceName = None,
+    dtype: DtypeName = None,
     sample: Annotated[bool, typer.Option("--sample", help="Sample from q; this is the default.")] = False,
     greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest token at every step.")] = False,
     beams: Annotated[int | None, typer.Option(min=2, help="Beam search with so many beams.")] = None,
@@ -43,18 +44,13 @@ def generate_command(
         bool, typer.Option("--verified", help="Only texts the oracle has said yes to; exit code 1 if none.")
     ] = False,
     budget: Annotated[int, typer.Option(min=1, help="Draws for a verified text.")] = 16,
-    exact_end: Annotated[
-        bool | None,
-        typer.Option(help="Let a text end only where the oracle says yes (default: if it is cheap)."),
-    ] = None,
+    exact_end: ExactEnd = None,
     dial: Annotated[
         Path | None,
         typer.Option(help="With --target-rate: what `nado dial` has measured, in place of the guide's R(x)."),
     ] = None,
     inspect: Annotated[bool, typer.Option("--inspect", help="Show every token: p, q, R, S.")] = False,
-    allow_other_base: Annotated[
-        bool, typer.Option("--allow-other-base", help="Use a base of other weights, and say what is lost.")
-    ] = False,
+    allow_other_base: OtherBase = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
 ) -> None:
     """Write texts that a guide leads towards what its oracle asks for.

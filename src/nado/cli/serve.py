@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nado.cli.base_options import BaseName, DeviceName, DtypeName, ExactEnd, OtherBase
 from nado.cli.console import quieten, say
 from nado.errors import InputError
 
@@ -26,7 +27,7 @@ def serve_command(
         list[str] | None,
         typer.Option(help="The first guide's oracle, or NAME=ORACLE: file.py:name, a shipped name, a table."),
     ] = None,
-    base: Annotated[str | None, typer.Option(help="Where the base is, if not where the guide says.")] = None,
+    base: BaseName = None,
     host: Annotated[str, typer.Option(help="Where to listen; this machine only by default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port.")] = 8000,
     name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
@@ -34,15 +35,10 @@ def serve_command(
         Path | None,
         typer.Option(help=f"A file with the token clients must send (default: ${_TOKEN_VARIABLE})."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run (default: a GPU if there is one).")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Numbers: float32, bfloat16, float16 or auto.")] = None,
-    exact_end: Annotated[
-        bool | None,
-        typer.Option(help="Let a text end only where the oracle says yes (default: if it is cheap)."),
-    ] = None,
-    allow_other_base: Annotated[
-        bool, typer.Option("--allow-other-base", help="Use a base of other weights, and say what is lost.")
-    ] = False,
+    device: DeviceName = None,
+    dtype: DtypeName = None,
+    exact_end: ExactEnd = None,
+    allow_other_base: OtherBase = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts written side by side.")] = 32,
     queue_size: Annotated[int, typer.Option(min=1, help="Texts that may wait for a place.")] = 256,
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds a request may take.")] = 120.0,
