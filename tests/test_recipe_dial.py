@@ -339,6 +339,8 @@ def test_the_readme_its_picture_and_the_record_are_made(finished: Path, tmp_path
     # What was on record before is shown as well, whoever measured it.
     assert all(f"### dial-{name}\n" in once[0] for name in ("earlier", "small"))
     assert (tmp_path / "dial-earlier.svg").read_bytes().count(b"<path") > 50
+    dial_page.main(words[1:3] + words[-2:])  # and without a run: the pages of what is on record
+    assert once[0] == readme.read_text(encoding="utf-8")
     with pytest.raises(InputError, match="none in"):
         dial_page.main([str(tmp_path / "nothing")])
 

@@ -1,9 +1,9 @@
 """Results where they belong: the README's tables and picture, `benchmarks/results`, from runs' JSON alone.
 
-    python recipes/dial/dial_page.py OUT [OUT …] [--readme README.md] [--record]
+    python recipes/dial/dial_page.py [OUT …] [--readme README.md] [--record]
 
-With --record the tables are those of all that is on record, whichever run it is from. No number is typed
-by hand.
+With --record, or without an OUT, the tables are those of all that is on record, whichever run it is from.
+No number is typed by hand.
 """
 
 import argparse
@@ -217,7 +217,7 @@ def _span(found: dict[str, Any], digits: int) -> str:
 def read_runs(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """The results in the folders, by name."""
     paths = [path for folder in folders for path in sorted(folder.glob("dial-*.json"))]
-    if not paths:
+    if folders and not paths:
         found = ", ".join(map(str, folders))
         raise InputError("dial-….json", f"none in {found}", "Give --output of run_dial.py.")
     return {path.stem: read_json(path) for path in paths}
@@ -228,18 +228,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", type=Path, nargs="+", help="--output of run_dial.py, of every run to show")
+    parser.add_argument("runs", type=Path, nargs="*", help="--output of run_dial.py, of every run to show")
     parser.add_argument("--readme", type=Path, help="the README to fill; pictures are put beside it")
     parser.add_argument("--record", action="store_true", help="put the metrics into benchmarks/results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where that is")
     options = parser.parse_args(arguments)
-    runs = read_runs(options.runs)
+    runs, path = read_runs(options.runs), options.results / "dial.json"
     if options.record:
-        path = options.results / "dial.json"
         for name, run in runs.items():
             whole = {**run, "metrics": {name: run["metrics"]}}
             whole["runs"] = [{**each, "metrics": [name]} for each in run["runs"]]
             merge(whole, path)
+    if options.record or not runs:
         runs = {
             name: {**run, "metrics": metrics}
             for run in on_record(path)
