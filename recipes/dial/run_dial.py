@@ -103,6 +103,7 @@ class DialRun:
         self.stages = Stages(options.work, digest_json(inputs), self.clock)
         self.labels: dict[str, list[Future[float]]] = {}
         self.dials: dict[str, Dial] = {}
+        self._unseen: dict[str, list[str]] = {}
         self.left_out: list[str] = []
 
     def run(self) -> None:
@@ -375,6 +376,11 @@ class DialRun:
 
     def unseen_prompts(self, formula: str) -> list[str]:
         """Training prompts that no guide has seen: those held out, then such that nothing was drawn for."""
+        if formula not in self._unseen:  # every stop asks, and all samples are read for the answer
+            self._unseen[formula] = self._find_unseen(formula)
+        return self._unseen[formula]
+
+    def _find_unseen(self, formula: str) -> list[str]:
         if formula not in self.questions:
             several = [self.unseen_prompts(name) for name in self.questions]
             return _spread([each for some in several for each in some], max(map(len, several)))
