@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nado.cli.base_options import BaseName, DeviceName, DtypeName, OtherBase
 from nado.cli.console import print_json, print_table, quieten, say
+from nado.cli.guide_options import BaseName, DeviceName, DtypeName, OtherBase
 from nado.cli.settings import Settings, read_stdin, takes
 from nado.errors import InputError
 

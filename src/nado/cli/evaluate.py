@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from nado.cli.base_options import BaseName, DeviceName
 from nado.cli.console import print_json, print_table, quieten, say
+from nado.cli.guide_options import BaseName, DeviceName
 from nado.cli.settings import Settings, takes
 from nado.errors import InputError
 from nado.study.sections import describe_section

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nado.cli.base_options import BaseName, DeviceName, DtypeName, ExactEnd, OtherBase
 from nado.cli.console import print_line, print_table, quieten, say
+from nado.cli.guide_options import BaseName, Budget, DeviceName, DtypeName, ExactEnd, OtherBase
 from nado.cli.settings import Settings, read_stdin, takes
 from nado.errors import InputError, MismatchError
 
@@ -43,7 +43,7 @@ def generate_command(
     verified: Annotated[
         bool, typer.Option("--verified", help="Only texts the oracle has said yes to; exit code 1 if none.")
     ] = False,
-    budget: Annotated[int, typer.Option(min=1, help="Draws for a verified text.")] = 16,
+    budget: Budget = 16,
     exact_end: ExactEnd = None,
     dial: Annotated[
         Path | None,

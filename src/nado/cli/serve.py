@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nado.cli.base_options import BaseName, DeviceName, DtypeName, ExactEnd, OtherBase
 from nado.cli.console import quieten, say
+from nado.cli.guide_options import BaseName, Budget, DeviceName, DtypeName, ExactEnd, OtherBase
 from nado.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def serve_command(
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds a request may take.")] = 120.0,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens a prompt may have.")] = 128,
     max_texts: Annotated[int, typer.Option(min=1, help="Texts one request may ask for.")] = 16,
-    budget: Annotated[int, typer.Option(min=1, help="Draws for a verified text.")] = 16,
+    budget: Budget = 16,
 ) -> None:
     """Serve guided texts over HTTP to OpenAI's clients, with a page at / to try them out."""
     # Before torch is loaded: products then round alike in every thread, and no text depends on another.

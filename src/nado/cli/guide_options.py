@@ -13,3 +13,4 @@ OtherBase = Annotated[
 ExactEnd = Annotated[
     bool | None, typer.Option(help="Let a text end only where the oracle says yes (default: if it is cheap).")
 ]
+Budget = Annotated[int, typer.Option(min=1, help="Draws for a verified text.")]
