@@ -69,7 +69,7 @@ stops = true
 [[formulas]]
 formula = "~positive"
 """
-DIALS = 3 * (3 + 3)  # the stops of each question and of a formula, and a point at each of three rates
+DIALS = 3 * (3 + 1 + 3)  # of each question and of a formula: stops, the dial of them, a point at each rate
 MOVIES = ["film", "story", "cast", "plot", "music", "ending", "dialogue", "scene", "actor", "script"]
 KINDS = ["good", "bad", "long", "fine", "slow", "dull", "clever", "funny", "poor", "new"]
 RUDE = ["stupid", "idiot", "damn", "moron"]
@@ -275,7 +275,7 @@ def test_a_second_call_does_nothing_again_and_a_deadline_leaves_points(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = metrics(finished)["curves"]
-    for name in ("measure_point", "train_guide", "prepare"):
+    for name in ("measure_point", "train_guide", "prepare", "open_guide", "split_by_prompt"):
         monkeypatch.setattr(run_dial, name, None)
     assert run_dial.main(arguments(finished)) == 0
     assert capsys.readouterr().out.count("done before") == 2 + 2 + 2 + 4 + 3 + 3 + 1 + 1 + DIALS

@@ -102,7 +102,6 @@ class DialRun:
         inputs += [each.fingerprint for each in self.oracles.values()]
         self.stages = Stages(options.work, digest_json(inputs), self.clock)
         self.labels: dict[str, list[Future[float]]] = {}
-        self.dials: dict[str, Dial] = {}
         self._unseen: dict[str, list[str]] = {}
         self.left_out: list[str] = []
 
@@ -352,8 +351,12 @@ class DialRun:
         """How often texts of every strength satisfy, on training prompts that no guide has seen."""
         for strength in self.strengths:
             work = partial(self._measure_stop, formula, strength)
-            config = [_drawn(self.settings.dial, "strengths", "rates"), self.settings.curve.batch]
+            config = [_drawn(self.settings.dial, "strengths"), self.settings.curve.batch]
             self.point(_stop_place(formula, strength), formula, config, work)
+        places = [_stop_place(formula, strength) for strength in self.strengths]
+        if all(each in self.stages.facts for each in places):
+            stops = [_read_stop(self.stages.facts[each]) for each in places]
+            self.stages.run(f"dial/{_place(formula)}", [], places, partial(self._make_dial, formula, stops))
 
     @property
     def strengths(self) -> list[float]:
@@ -362,6 +365,11 @@ class DialRun:
 
     def _measure_stop(self, formula: str, strength: float, folder: Path) -> dict[str, Any]:
         return asdict(measure_stop(self.dialled(formula).plain, strength, **self._stops_are_drawn(formula)))
+
+    def _make_dial(self, formula: str, stops: Sequence[Stop], folder: Path) -> dict[str, Any]:
+        how = self._stops_are_drawn(formula)
+        dial = measure_dial(self.dialled(formula).plain, strengths=self.strengths, known=stops, **how)
+        return {"dial": dial.describe()}
 
     def _stops_are_drawn(self, formula: str) -> dict[str, Any]:
         """For which prompts, how often, and who judges."""
@@ -395,20 +403,14 @@ class DialRun:
 
     def measure_turns(self, formula: str) -> None:
         """Every rate by the dial, on the test prompts."""
-        places = [_stop_place(formula, strength) for strength in self.strengths]
-        if not all(each in self.stages.facts for each in places):
+        facts = self.stages.facts.get(f"dial/{_place(formula)}")
+        if facts is None:
             self.left_out += [f"turned/{_place(formula)}/{rate:g}" for rate in self.settings.dial.rates]
             return
-        dial = measure_dial(
-            self.dialled(formula).plain,
-            strengths=self.strengths,
-            known=[_read_stop(self.stages.facts[each]) for each in places],
-            **self._stops_are_drawn(formula),
-        )
-        self.dials[formula] = dial
+        dial = Dial.read(facts["dial"])
         for rate in self.settings.dial.rates:
             work = partial(self._measure_turned, formula, dial, rate)
-            config = [_drawn(self.settings.curve, "base_texts"), dial.describe()]
+            config = [_drawn(self.settings.curve, "base_texts"), facts["dial"]]
             self.point(f"turned/{_place(formula)}/{rate:g}", formula, config, work)
             self.write()
 
@@ -488,7 +490,8 @@ class DialRun:
         if not points:
             return {}
         errors = [abs(each["got"]["value"] - each["asked"]) for each in points]
-        return {"dial": self.dials[title].describe(), "turned": points, "largest_error_turned": max(errors)}
+        dial = self.stages.facts[f"dial/{_place(title)}"]["dial"]
+        return {"dial": dial, "turned": points, "largest_error_turned": max(errors)}
 
     def _verify_p(self, formula: str) -> dict[str, Any]:
         """What p alone comes to at both ends, when as many of its texts are asked about as of the guide's."""
