@@ -70,6 +70,13 @@ doubts = [0.0, 0.1]
 plausibles = [0.0, 1.0]
 beam_strengths = [1.0]
 beam_doubts = [0.0, 1.0]
+[guides.again]
+title = "NADO, T = 1, a round"
+learning_rate = 1e-3
+[guides.again.round]
+start = "t1"
+texts = 6
+mean_prefix = 4.0
 [guides.warm]
 title = "NADO, T = 2"
 temperature = 2.0
@@ -473,6 +480,31 @@ def test_a_variant_has_the_studys_weights_but_for_its_own() -> None:
     assert (weights["loose"], weights["tight"], weights["logs"]) == ((0.01, 0.0), (1.0, 0.0), (0.1, 0.1))
 
 
+def test_a_round_goes_on_from_a_guide_with_texts_that_it_begins(finished: Path) -> None:
+    stages = read_json(finished / "out" / "formality_mt.json")["metrics"]["stages"]
+    drawn, begun = stages["samples-1"], stages["round-again"]
+    assert begun["texts"] == drawn["texts"] * 6 // 20
+    assert begun["satisfied_as_drawn"] > drawn["satisfied_as_drawn"] + 0.1  # q̂ and a sharper p lead them
+    assert stages["guide-again"]["texts"] == stages["guide-t1"]["texts"] * 26 // 20
+    rows = rows_of(finished)
+    assert rows["again-greedy"]["satisfied"] > rows["base-greedy"]["satisfied"] + 0.3
+
+
+def test_a_round_names_a_guide_before_it_of_its_temperature(tmp_path: Path) -> None:
+    path = tmp_path / "table.toml"
+    late = TABLE.replace("[guides.t1]", "[guides.late]").replace('guide = "t1"', 'guide = "late"')
+    path.write_text(late, encoding="utf-8")
+    with pytest.raises(InputError) as failure:
+        read_table(path)
+    assert str(failure.value) == (
+        "expected a guide before again, of the same temperature, to start from; found t1. "
+        "Name one of these: late."
+    )
+    path.write_text(TABLE + '[guides.warm.round]\nstart = "t1"\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"found t1\. Put it behind such a guide\."):
+        read_table(path)
+
+
 def test_slopes_by_compiled_layers_go_on_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     model, said, asked = torch.nn.Linear(3, 1), [], []
 
@@ -539,6 +571,7 @@ def test_guides_raise_formality_and_everything_is_in_the_table(finished: Path) -
         "t1-beam",
         "t1-beam-doubt1",
         "verified-sample",
+        "again-greedy",
         "warm-greedy",
     ]
     base, guided = rows["base-greedy"], rows["t1-greedy"]
@@ -614,7 +647,7 @@ def test_a_second_run_does_nothing_again(
     stamp = texts.stat().st_mtime_ns
     assert run_formality.main(run_words(prepared, trained, finished)) == 0
     said = capsys.readouterr().out
-    assert said.count("done before") == 13 + 2 + 2 + 2 + 1  # lines, draws, labels, guides, audit
+    assert said.count("done before") == 14 + 2 + 2 + 1 + 3 + 1  # lines, draws, labels, round, guides, audit
     assert texts.stat().st_mtime_ns == stamp
     assert read_json(finished / "out" / "formality_mt.json")["metrics"]["rows"] == before
     assert train_translator.main(train_words(prepared, trained)) == 0
@@ -631,7 +664,7 @@ def test_a_line_that_was_interrupted_is_made_again_and_is_the_same(
     (folder / "stage.json").write_text(json.dumps(record), encoding="utf-8")
     (folder / "texts.jsonl").unlink()
     assert run_formality.main([*run_words(prepared, trained, finished), "--no-score"]) == 0
-    assert capsys.readouterr().out.count("done before") == 19
+    assert capsys.readouterr().out.count("done before") == 22
     assert (folder / "texts.jsonl").read_bytes() == before
 
 

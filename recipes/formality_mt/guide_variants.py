@@ -7,9 +7,11 @@ from typing import Any
 
 import neighbours  # noqa: F401  (finds the clock of the CommonGen recipe)
 from progress_log import Clock
-from table_settings import GuideVariant
+from table_settings import GuideVariant, RoundSettings
 
 from nado.guide import Guide
+from nado.guided_language_model import GuidedLanguageModel
+from nado.proposals import Guided, Proposal, Tempered
 from nado.samples import Samples
 from nado.storage import read_json, write_json
 from nado.study.guides import GuideTexts, build_guide, prepare_guide_texts, train_on
@@ -38,7 +40,7 @@ def fresh_guide(materials: Materials, cut_share: float = 0.0) -> Guide:
 def training_config(materials: Materials, variant: GuideVariant, steps: int) -> TrainingConfig:
     """The study's own with this variant's weights and number of steps."""
     config = materials.study.train
-    names = ("consistency_weight", "log_consistency_weight")
+    names = ("consistency_weight", "log_consistency_weight", "learning_rate")
     own = {name: getattr(variant, name) for name in names if getattr(variant, name) is not None}
     half = config.half and materials.base.device.type == "cuda"
     return replace(
@@ -68,6 +70,13 @@ class VariantTexts:
         return cls(prepare_guide_texts(samples, *shared), cut)
 
 
+def begun_by(q_hat: GuidedLanguageModel, settings: RoundSettings) -> Proposal:
+    """Beginnings by q̂, by a sharper p and by p; p itself writes the rest of each."""
+    components = (Guided(q_hat), Tempered(settings.sharp_temperature), Tempered())
+    shares = (settings.share, settings.sharp, 1 - settings.share - settings.sharp)
+    return Proposal(components, shares, complete_from_p=True, mean_prefix=settings.mean_prefix)
+
+
 def train_variant(
     clock: Clock,
     materials: Materials,
@@ -75,11 +84,14 @@ def train_variant(
     variant: GuideVariant,
     seconds: float,
     folder: Path,
+    start: Guide | None = None,
 ) -> dict[str, Any]:
-    """Train a guide on labelled samples and save it in `folder`/guide; returns how it went."""
+    """Train a guide, from another's weights where one is given, and save it in `folder`/guide."""
     steps = plan_steps(materials, ready, variant, seconds, folder)
     clock.say(f"  {steps} steps in {seconds:.0f} s")
     guide = fresh_guide(materials, ready.cut_share)
+    if start is not None:  # its calibration is in its config, and is found anew for this one
+        guide.load_state_dict(start.state_dict())
 
     def show(step: int, row: dict[str, float]) -> None:
         if step == 1 or step % _SHOWN == 0 or "held_out_loss" in row:

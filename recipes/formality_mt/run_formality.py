@@ -34,7 +34,7 @@ from formality_oracle import RememberedFormality
 from formality_page import results
 from fudge_texts import Fudge
 from guide_training import leave_out_last, share_time
-from guide_variants import VariantTexts, fresh_guide, train_variant
+from guide_variants import VariantTexts, begun_by, fresh_guide, train_variant
 from packing import pack_in_pieces
 from prepare_translation import CORPUS, STUDY, prepare_once
 from progress_log import Clock, Stages
@@ -50,6 +50,7 @@ from table_settings import (
     SAMPLE,
     VERIFIED,
     GuideVariant,
+    RoundSettings,
     Row,
     TableSettings,
     read_table,
@@ -61,9 +62,10 @@ from nado.errors import InputError, NadoError
 from nado.guidance import Guidance
 from nado.guide import Guide
 from nado.guide_files import load_guide
+from nado.guided_language_model import GuidedLanguageModel
 from nado.oracles import audit, load_oracle
-from nado.proposals import tempered
-from nado.samples import Samples
+from nado.proposals import Proposal, tempered
+from nado.samples import Samples, join_samples
 from nado.storage import digest_json, read_json, write_bytes, write_json
 from nado.study import Study, read_study
 from nado.study.materials import Materials, digest_base, digest_prompts
@@ -76,6 +78,7 @@ SOURCES, ORACLE = "sources.jsonl", "oracle"  # in the prepared folder
 # Seconds kept free before the deadline: for a line of the table, for a guide's own files, for the rest.
 _ROW_SECONDS = {GREEDY: 5.0, BEAM: 35.0, SAMPLE: 80.0}  # the oracle is asked about every beam at every token
 _FILE_SECONDS = 12.0
+_ROUND_SECONDS = 90.0  # texts that a guide begins, and reading them beside the others
 _LAST_SECONDS = 30.0
 _CHUNK = 16_384  # texts that are labelled together
 
@@ -127,27 +130,31 @@ class Run:
 
     def draw(self, temperature: float) -> None:
         """Draw at a temperature; labels, also of prefixes, are on their way when this returns."""
-        prompts, settings = self.materials.tasks.training, self.study.draw
-        size = max(1, _CHUNK // settings.samples_per_prompt)
-        chunks = [
-            Chunk(prompts[at : at + size], settings.samples_per_prompt) for at in range(0, len(prompts), size)
-        ]
+        settings = self.study.draw
 
         def work(folder: Path) -> dict[str, Any]:
-            self.labels[temperature] = draw_chunks(
-                self.clock,
-                self.materials.base,
-                chunks,
-                folder,
-                self._hand_in,
-                seed=settings.seed,
-                batch=settings.batch_size,
-                proposal=tempered(temperature),
-            )
-            return {"chunks": len(chunks)}
+            count, seed = settings.samples_per_prompt, settings.seed
+            self.labels[temperature] = self._draw(folder, count, seed, tempered(temperature))
+            return {"texts": count * len(self.materials.tasks.training)}
 
         config = {"draw": describe_section(settings), "temperature": temperature}
         self.stages.run(_drawn_name(temperature), config, [], work)
+
+    def _draw(self, folder: Path, count: int, seed: int, proposal: Proposal) -> "list[Future[float]]":
+        """So many texts of every training source; each chunk is labelled while the next is drawn."""
+        prompts, size = self.materials.tasks.training, max(1, _CHUNK // count)
+        chunks = [Chunk(prompts[at : at + size], count) for at in range(0, len(prompts), size)]
+        batch = self.study.draw.batch_size
+        return draw_chunks(
+            self.clock,
+            self.materials.base,
+            chunks,
+            folder,
+            self._hand_in,
+            seed=seed,
+            batch=batch,
+            proposal=proposal,
+        )
 
     def label(self, temperature: float) -> None:
         """Wait for the labels; say what was drawn."""
@@ -171,6 +178,26 @@ class Run:
     def samples(self, temperature: float) -> Samples:
         """Labelled samples that were drawn at a temperature."""
         return read_chunks(self.stages.folder / _drawn_name(temperature))
+
+    def draw_round(self, name: str, settings: RoundSettings) -> str:
+        """Texts that the guide so far or a sharper p begins and p ends; returns the stage's name."""
+        stage = f"round-{name}"
+
+        def work(folder: Path) -> dict[str, Any]:
+            proposal = begun_by(self.q_hat(settings), settings)
+            for each in self._draw(folder, settings.texts, settings.seed, proposal):
+                each.result()
+            return describe_samples(read_chunks(folder))
+
+        config = {"round": asdict(settings), "prefixes": self.materials.prefixes}
+        self.stages.run(stage, config, [f"guide-{settings.start}"], work)
+        return stage
+
+    def q_hat(self, settings: RoundSettings) -> GuidedLanguageModel:
+        """The base under the guide that a round goes on from."""
+        guidance = Guidance(strength=settings.strength, doubt=settings.doubt)
+        guide = self.open(settings.start)
+        return GuidedLanguageModel(self.materials.base, guide, guidance=guidance, oracle=self.remembered)
 
     def audit(self) -> None:
         """What the oracle really answers to, on texts of p."""
@@ -203,11 +230,19 @@ class Run:
         """Train the first of the waiting guides, for its share of the time that is left."""
         name, several = waiting[0], [self.table.guides[each] for each in waiting]
         variant = several[0]
+        after = [_samples_name(variant.temperature)]
+        if variant.round is not None:
+            after += [f"guide-{variant.round.start}", self.draw_round(name, variant.round)]
 
         def work(folder: Path) -> dict[str, Any]:
             seconds = share_time(self.clock, several, self.reserve(waiting))
-            ready = self.ready(variant.temperature)
-            return train_variant(self.clock, self.materials, ready, variant, seconds, folder)
+            if variant.round is None:
+                ready, start = self.ready(variant.temperature), None
+            else:
+                begun = read_chunks(self.stages.folder / f"round-{name}")
+                samples = join_samples([self.samples(variant.temperature), begun])
+                ready, start = VariantTexts.prepare(self.materials, samples), self.open(variant.round.start)
+            return train_variant(self.clock, self.materials, ready, variant, seconds, folder, start)
 
         config = {
             "guide": describe_section(self.study.guide),
@@ -215,8 +250,9 @@ class Run:
             "data": describe_section(self.study.data),
             "consistency_weight": variant.consistency_weight,
             "log_consistency_weight": variant.log_consistency_weight,
+            "learning_rate": variant.learning_rate,
         }
-        self.stages.run(f"guide-{name}", config, [_samples_name(variant.temperature)], work)
+        self.stages.run(f"guide-{name}", config, after, work)
 
     def ready(self, temperature: float) -> VariantTexts:
         """What guides of a temperature learn from; that of another one makes room for it."""
@@ -229,7 +265,9 @@ class Run:
     def reserve(self, waiting: Sequence[str]) -> float:
         """Seconds that everything but training will take from now on."""
         rows = [row for name in waiting for row in self.rows_of(name)]
-        return sum(_ROW_SECONDS[row.decoding] for row in rows) + _FILE_SECONDS * len(waiting) + _LAST_SECONDS
+        rounds = sum(self.table.guides[name].round is not None for name in waiting)
+        files = _FILE_SECONDS * len(waiting) + _ROUND_SECONDS * rounds
+        return sum(_ROW_SECONDS[row.decoding] for row in rows) + files + _LAST_SECONDS
 
     def rows_of(self, name: str) -> list[Row]:
         """The lines of one guide."""
@@ -244,6 +282,13 @@ class Run:
         if chosen is not None and chosen.guide == name:
             rows.append(Row(VERIFIED, f"{variant.title}, verified", SAMPLE))
         return rows
+
+    def open(self, name: str) -> Guide:
+        """A trained guide as it was saved."""
+        folder, names = self.stages.folder / f"guide-{name}" / "guide", self.remembered.progress_names
+        guide: Any = load_guide(folder, self.materials.reader, part_names=names)
+        opened: Guide = guide.eval()
+        return opened
 
     @cached_property
     def remembered(self) -> RememberedFormality:
@@ -300,10 +345,8 @@ class Run:
 
         def system() -> System:
             if not opened:
-                folder = self.stages.folder / f"guide-{name}" / "guide"
-                oracle = self.remembered
-                guide: Any = load_guide(folder, self.materials.reader, part_names=oracle.progress_names)
-                opened.append(System(name, self.materials.base, guide.eval(), Guidance(), oracle))
+                guide = self.open(name)
+                opened.append(System(name, self.materials.base, guide, Guidance(), self.remembered))
             return opened[0]
 
         for row in self.rows_of(name):

@@ -78,13 +78,34 @@ class VerifiedSettings:
 
 
 @dataclass(frozen=True)
+class RoundSettings:
+    """Further texts for a guide that goes on from another one: begun by q̂ or by a sharper p, ended by p.
+
+    Greedy decoding follows the likeliest tokens, which samples of p seldom do for long; labels behind such
+    beginnings say what R is there, with no weights behind them.
+    """
+
+    start: str  # the guide it goes on from, trained on samples of the same temperature
+    texts: int = 4  # for every source
+    mean_prefix: float = 8.0  # tokens before p takes over
+    share: float = 0.5  # of the beginnings are q̂'s
+    strength: float = 4.0  # of q̂
+    doubt: float = 0.3
+    sharp: float = 0.4  # share of the beginnings that a sharper p writes; the rest are p's
+    sharp_temperature: float = 0.5
+    seed: int = 5
+
+
+@dataclass(frozen=True)
 class GuideVariant:
     """A guide of the table: what differs from the study's own."""
 
     title: str
     temperature: float = 1.0  # its samples were drawn at
+    round: RoundSettings | None = None
     consistency_weight: float | None = None  # None: the study's
     log_consistency_weight: float | None = None  # likewise
+    learning_rate: float | None = None  # likewise
     strengths: tuple[float, ...] = (1.0,)
     doubts: tuple[float, ...] = (0.0,)  # each with every strength
     plausibles: tuple[float, ...] = (0.0,)  # each with every strength and doubt, greedily
@@ -122,11 +143,10 @@ def read_table(path: Path) -> TableSettings:
         )
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     _require_known(table, [each.name for each in fields(TableSettings)], path.name)
-    guides = {
-        name: _section(GuideVariant, each, f"guides.{name}") for name, each in table.get("guides", {}).items()
-    }
+    guides = {name: _guide(each, f"guides.{name}") for name, each in table.get("guides", {}).items()}
     if not guides:
         raise InputError(f"at least one [guides.NAME] in {path.name}", "none", "Add one with a title.")
+    _require_starts(guides)
     verified = _optional(VerifiedSettings, table, "verified")
     if verified is not None and verified.guide not in guides:
         raise InputError(f"one of the guides {', '.join(guides)}", verified.guide, "Name it in [verified].")
@@ -137,6 +157,26 @@ def read_table(path: Path) -> TableSettings:
         fudge=_optional(FudgeSettings, table, "fudge"),
         verified=verified,
     )
+
+
+def _guide(table: dict[str, Any], where: str) -> GuideVariant:
+    own = {"round": _section(RoundSettings, table["round"], f"{where}.round")} if "round" in table else {}
+    return _section(GuideVariant, {**table, **own}, where)
+
+
+def _require_starts(guides: dict[str, GuideVariant]) -> None:
+    """A guide goes on from one that stands before it and has read the same samples."""
+    earlier: list[str] = []
+    for name, each in guides.items():
+        if each.round is not None:
+            alike = [other for other in earlier if guides[other].temperature == each.temperature]
+            if each.round.start not in alike:
+                raise InputError(
+                    f"a guide before {name}, of the same temperature, to start from",
+                    each.round.start,
+                    f"Name one of these: {', '.join(alike)}." if alike else "Put it behind such a guide.",
+                )
+        earlier.append(name)
 
 
 def _optional(kind: type[SectionT], table: dict[str, Any], name: str) -> SectionT | None:
