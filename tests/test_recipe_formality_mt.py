@@ -716,6 +716,17 @@ def test_where_time_is_short_the_last_guides_are_left_out() -> None:
     assert fit(20.0) == names[:1]
 
 
+def test_a_round_that_is_drawn_takes_no_share_of_its_guides_time() -> None:
+    run = object.__new__(run_formality.Run)
+    run.table = read_table(RECIPE / "table.toml")
+    done: set[str] = set()
+    run.stages = SimpleNamespace(is_done=lambda name: name in done)  # type: ignore[assignment]
+    before = run.reserve(["round", "t54"])
+    done.add("round-round")
+    assert before - run.reserve(["round", "t54"]) == run_formality._ROUND_SECONDS
+    assert run.reserve(["t54"]) < run.reserve(["round", "t54"])
+
+
 def test_a_guide_without_lines_is_said_to_be_left_out() -> None:
     metrics = {
         "rows": [{"system": "base"}, {"system": "one"}],

@@ -78,7 +78,7 @@ SOURCES, ORACLE = "sources.jsonl", "oracle"  # in the prepared folder
 # Seconds kept free before the deadline: for a line of the table, for a guide's own files, for the rest.
 _ROW_SECONDS = {GREEDY: 5.0, BEAM: 35.0, SAMPLE: 80.0}  # the oracle is asked about every beam at every token
 _FILE_SECONDS = 12.0
-_ROUND_SECONDS = 90.0  # texts that a guide begins, and reading them beside the others
+_ROUND_SECONDS = 65.0  # texts that a guide begins
 _LAST_SECONDS = 30.0
 _CHUNK = 16_384  # texts that are labelled together
 
@@ -181,7 +181,7 @@ class Run:
 
     def draw_round(self, name: str, settings: RoundSettings) -> str:
         """Texts that the guide so far or a sharper p begins and p ends; returns the stage's name."""
-        stage = f"round-{name}"
+        stage = _round_name(name)
 
         def work(folder: Path) -> dict[str, Any]:
             proposal = begun_by(self.q_hat(settings), settings)
@@ -239,7 +239,7 @@ class Run:
             if variant.round is None:
                 ready, start = self.ready(variant.temperature), None
             else:
-                begun = read_chunks(self.stages.folder / f"round-{name}")
+                begun = read_chunks(self.stages.folder / _round_name(name))
                 samples = join_samples([self.samples(variant.temperature), begun])
                 ready, start = VariantTexts.prepare(self.materials, samples), self.open(variant.round.start)
             return train_variant(self.clock, self.materials, ready, variant, seconds, folder, start)
@@ -265,7 +265,10 @@ class Run:
     def reserve(self, waiting: Sequence[str]) -> float:
         """Seconds that everything but training will take from now on."""
         rows = [row for name in waiting for row in self.rows_of(name)]
-        rounds = sum(self.table.guides[name].round is not None for name in waiting)
+        rounds = sum(
+            self.table.guides[name].round is not None and not self.stages.is_done(_round_name(name))
+            for name in waiting
+        )
         files = _FILE_SECONDS * len(waiting) + _ROUND_SECONDS * rounds
         return sum(_ROW_SECONDS[row.decoding] for row in rows) + files + _LAST_SECONDS
 
@@ -432,6 +435,10 @@ def _drawn_name(temperature: float) -> str:
 
 def _samples_name(temperature: float) -> str:
     return f"samples-{temperature:.3g}"
+
+
+def _round_name(guide: str) -> str:
+    return f"round-{guide}"
 
 
 def describe_samples(samples: Samples) -> dict[str, Any]:
