@@ -311,7 +311,18 @@ def test_a_dial_is_measured_once_and_any_rate_can_be_asked_for(study: Path, invo
     assert code == 0, err
     assert err.splitlines()[-1] == "written to d"
     assert re.search(r"0 \(p itself\) +│ \d+\.\d% \[.* │ 0\.00 +│ yes", out)
-    assert json.loads(invoke(*measure, "--json", text=asked)[1]) == json.loads(Path("d").read_text())
+    again = invoke(*measure, "--json", text=asked)
+    assert json.loads(again[1]) == json.loads(Path("d").read_text())
+    assert again[2].splitlines() == ["4 strengths were measured before", "written to d"]
+    two = invoke(*measure[:-4], "--strengths", "2", "--out", "two", "--json", text=asked)
+    more = invoke(*measure[:-4], "--strengths", "1,4", "--out", "two", "--json", text=asked)
+    assert [line.split(":")[0] for line in two[2].splitlines()[:2]] == ["strength 0", "strength 2"]
+    assert [line.split(":")[0] for line in more[2].splitlines()[:2]] == ["strength 1", "strength 4"]
+    assert json.loads(more[1]) == json.loads(again[1])
+    other = invoke(*measure[:-1], "two", "--seed", 5, text=asked)
+    assert "the dial that was there was measured in another way: it is replaced" in other[2]
+    Path("no_dial").write_text("{}")
+    assert invoke(*measure[:-1], "no_dial", text=asked)[2].splitlines()[-1] == "written to no_dial"
     stops = sorted(json.loads(Path("d").read_text())["measured"], key=lambda stop: stop["rate"])
     assert stops[0]["strength"] == 0
     assert {stop["strength"] for stop in stops} == {0, 1, 2, 4}

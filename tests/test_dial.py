@@ -8,6 +8,7 @@ import logging
 import math
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +178,35 @@ def test_stops_that_are_known_are_not_measured_again() -> None:
     assert [each.strength for each in said] == [0]
     assert dial.measured == (known[0], *said, known[1])
     assert dial.texts == measured().texts
+
+
+def test_an_earlier_dial_lends_its_stops_where_it_was_measured_alike() -> None:
+    said: list[Stop] = []
+    how: dict[str, Any] = {"count": 40, "seed": 1, "batch_size": 160, "on_stop": said.append}
+    first = measure_dial(guided(), PROMPTS, ORACLE, strengths=[-4, 4], **how)
+    kept = Dial.read(json.loads(json.dumps(first.describe())))
+    said.clear()
+    more = measure_dial(guided(), PROMPTS, ORACLE, strengths=[2], earlier=kept, **how)
+    assert [each.strength for each in said] == [2]
+    assert more.measured == (*first.measured[:2], *said, first.measured[2])
+    assert more == measure_dial(guided(), PROMPTS, ORACLE, strengths=[-4, 2, 4], **how)
+    guide = random_guide(HuggingFaceReader(guided().base), seed=3)
+    doubtful = GuidedLanguageModel(guided().base, guide, guidance=Guidance(doubt=0.1))
+    for model, prompts, oracle, other in (
+        (guided(), PROMPTS[:3], ORACLE, {}),
+        (guided(), PROMPTS[::-1], ORACLE, {}),
+        (guided(), PROMPTS, ~ORACLE, {}),
+        (guided(), PROMPTS, ORACLE, {"seed": 2}),
+        (guided(), PROMPTS, ORACLE, {"count": 41}),
+        (doubtful, PROMPTS, ORACLE, {}),
+    ):
+        said.clear()
+        measure_dial(model, prompts, oracle, strengths=[-4, 4], earlier=kept, **{**how, **other})
+        assert [each.strength for each in said] == [-4, 0, 4]
+    old = replace(kept, drawn="")  # as dials were written that did not know it
+    said.clear()
+    measure_dial(guided(), PROMPTS, ORACLE, strengths=[-4, 4], earlier=old, **how)
+    assert [each.strength for each in said] == [-4, 0, 4]
 
 
 def test_texts_at_a_rate_satisfy_at_that_rate() -> None:

@@ -37,6 +37,7 @@ from nado.oracles.protocol import Oracle
 from nado.prompts import Prompt
 from nado.proposals import Component, Guided, Proposal, Tempered
 from nado.samples import Samples
+from nado.storage import digest_json
 
 STRENGTHS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
 
@@ -95,6 +96,7 @@ class Dial:
     oracle: str  # fingerprint of who judged
     doubt: float = 0.0  # of the guidance, at every stop
     plausible: float = 0.0
+    drawn: str = ""  # a digest of the prompts, texts a prompt and seed
 
     def __post_init__(self) -> None:
         if len({stop.rate for stop in self.measured}) < 2:
@@ -123,6 +125,10 @@ class Dial:
     def reaches(self, rate: float) -> bool:
         """Whether a rate lies between the outermost stops, or within the interval of one of them."""
         return self.stops[0].low <= rate <= self.stops[-1].high
+
+    def was_measured(self, how: dict[str, Any]) -> bool:
+        """Whether its stops were measured like this."""
+        return all(getattr(self, name) == value for name, value in how.items())
 
     def describe(self) -> dict[str, Any]:
         """As JSON-ready values; `Dial.read` takes them."""
@@ -169,19 +175,24 @@ def measure_dial(
     seed: int = 0,
     batch_size: int | None = None,
     known: Iterable[Stop] = (),
+    earlier: Dial | None = None,
     on_stop: Callable[[Stop], None] | None = None,
 ) -> Dial:
     """Draw `count` texts a prompt at every strength, ask the oracle about them, and make a dial of that.
 
     Take prompts that the guide was not trained on. Without `strengths`: from −4 to 4, or from 0 where the
     guide cannot be negated, so that rates below p's own are out of reach. p itself is always a stop. Stops in
-    `known` were measured before in the same way (`measure_stop`), and are not again.
+    `known` were measured before in the same way (`measure_stop`), and are not again. An `earlier` dial knows
+    how it was measured: where that was in the same way, its stops stay and none is measured again.
     """
     require_prompts(prompts)
     require_at_least(1, count=count, batch_size=batch_size)
     _require_turnable(model)
-    wanted = sorted({0.0, *(_reachable(model) if strengths is None else strengths)})
-    found = {stop.strength: stop for stop in known}
+    how = _how_measured(model, prompts, oracle, count, seed)
+    kept = earlier.measured if earlier is not None and earlier.was_measured(how) else ()
+    asked = _reachable(model) if strengths is None else strengths
+    wanted = sorted({0.0, *asked, *(stop.strength for stop in kept)})
+    found = {stop.strength: stop for stop in (*known, *kept)}
     for strength in wanted:  # refused before one is drawn
         _component(model, strength)
     for strength in wanted:
@@ -192,15 +203,22 @@ def measure_dial(
         )
         if on_stop is not None:
             on_stop(found[strength])
-    return Dial(
-        tuple(found[strength] for strength in wanted),
-        len(set(prompts)),
-        count * len(prompts),
-        _identify(model),
-        oracle.fingerprint,
-        model.guidance.doubt,
-        model.guidance.plausible,
-    )
+    return Dial(tuple(found[strength] for strength in wanted), **how)
+
+
+def _how_measured(
+    model: GuidedLanguageModel, prompts: Sequence[Prompt], oracle: Oracle, count: int, seed: int
+) -> dict[str, Any]:
+    """All of a dial but its stops."""
+    return {
+        "prompts": len(set(prompts)),
+        "texts": count * len(prompts),
+        "model": _identify(model),
+        "oracle": oracle.fingerprint,
+        "doubt": model.guidance.doubt,
+        "plausible": model.guidance.plausible,
+        "drawn": digest_json([[list(each) for each in prompts], count, seed]),
+    }
 
 
 def measure_stop(

@@ -8,7 +8,7 @@ import typer
 from nado.cli.console import print_json, print_table, quieten, say
 from nado.cli.guide_options import BaseName, DeviceName, DtypeName, OtherBase
 from nado.cli.settings import Settings, read_stdin, takes
-from nado.errors import InputError
+from nado.errors import InputError, NadoError
 
 if TYPE_CHECKING:
     from nado.dial import Dial, Stop
@@ -42,7 +42,8 @@ def dial_command(
 ) -> None:
     """Measure how often texts of several strengths satisfy, so that any rate can be asked for.
 
-    `nado generate --dial FILE --target-rate 0.3` then writes texts of which 30 % satisfy.
+    `nado generate --dial FILE --target-rate 0.3` then writes texts of which 30 % satisfy. Where FILE is a
+    dial that was measured in the same way, its stops stay and only further strengths are measured.
     """
     config = settings.section("generate")
     wanted = None if strengths is None else _read_strengths(strengths)
@@ -74,6 +75,7 @@ def dial_command(
     tasks = fill_missing(read_prompts(read_stdin() if prompts == "-" else prompts), used.template)
     guidance = Guidance(doubt=config.doubt, plausible=config.plausible)  # no rate or strength of a study file
     model = GuidedLanguageModel(used.base, used.guide, guidance=guidance, oracle=used.oracle)
+    earlier = _earlier_dial(path)
     found = measure_dial(
         model,
         tasks,
@@ -82,8 +84,11 @@ def dial_command(
         count=count,
         seed=config.seed,
         batch_size=config.batch_size,
+        earlier=earlier,
         on_stop=_say_stop,
     )
+    if earlier is not None:
+        _say_kept(earlier, found)
     write_json(path, found.describe())
     if as_json:
         print_json(found.describe())
@@ -99,6 +104,24 @@ def _read_strengths(text: str) -> list[float]:
         raise InputError(
             "strengths as numbers separated by commas", repr(text), 'Write --strengths "-4,-2,2,4".'
         ) from error
+
+
+def _earlier_dial(path: Path) -> "Dial | None":
+    """The dial that is in the file; whatever else is there is no dial to keep stops of."""
+    from nado.dial import Dial
+    from nado.storage import read_json
+
+    try:
+        return Dial.read(read_json(path)) if path.is_file() else None
+    except NadoError:
+        return None
+
+
+def _say_kept(earlier: "Dial", found: "Dial") -> None:
+    if set(earlier.measured) <= set(found.measured):
+        say(f"{len(earlier.measured)} strengths were measured before")
+    else:
+        say("the dial that was there was measured in another way: it is replaced")
 
 
 def _say_stop(stop: "Stop") -> None:
