@@ -1,7 +1,7 @@
 """`nado dial`: how often texts of several strengths satisfy, so that any rate can be asked for."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,10 @@ from nado.errors import InputError, NadoError
 
 if TYPE_CHECKING:
     from nado.dial import Dial, Stop
+    from nado.oracles import Oracle
+    from nado.prompts import Prompt
+    from nado.study.guides import GuideInUse
+    from nado.study.sections import GenerateConfig
 
 FILE = "dial.json"
 
@@ -48,13 +52,9 @@ def dial_command(
     config = settings.section("generate")
     wanted = None if strengths is None else _read_strengths(strengths)
     quieten()
-    from nado.dial import measure_dial
-    from nado.guidance import Guidance
-    from nado.guided_language_model import GuidedLanguageModel
     from nado.prompts import read_prompts
     from nado.storage import require_writable, write_json
     from nado.study.guides import use_guide
-    from nado.study.materials import fill_missing
     from nado.tiny import locate_guide
 
     folder = locate_guide(guide)
@@ -72,21 +72,9 @@ def dial_command(
     )
     if used.oracle is None:
         raise InputError("an oracle to measure rates with", "none", "Name it: --oracle file.py:name.")
-    tasks = fill_missing(read_prompts(read_stdin() if prompts == "-" else prompts), used.template)
-    guidance = Guidance(doubt=config.doubt, plausible=config.plausible)  # no rate or strength of a study file
-    model = GuidedLanguageModel(used.base, used.guide, guidance=guidance, oracle=used.oracle)
+    asked = read_prompts(read_stdin() if prompts == "-" else prompts)
     earlier = _earlier_dial(path)
-    found = measure_dial(
-        model,
-        tasks,
-        used.oracle,
-        strengths=wanted,
-        count=count,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        earlier=earlier,
-        on_stop=_say_stop,
-    )
+    found = _measure(used, used.oracle, asked, config, strengths=wanted, count=count, earlier=earlier)
     if earlier is not None:
         _say_kept(earlier, found)
     write_json(path, found.describe())
@@ -95,6 +83,26 @@ def dial_command(
     else:
         _print(found, used.oracle.name)
     say(f"written to {path}")
+
+
+def _measure(
+    used: "GuideInUse",
+    oracle: "Oracle",
+    asked: "list[Prompt]",
+    config: "GenerateConfig",
+    **how: Any,
+) -> "Dial":
+    """A dial of a guide with everything it is used with."""
+    from nado.dial import measure_dial
+    from nado.guidance import Guidance
+    from nado.guided_language_model import GuidedLanguageModel
+    from nado.study.materials import fill_missing
+
+    guidance = Guidance(doubt=config.doubt, plausible=config.plausible)  # no rate or strength of a study file
+    model = GuidedLanguageModel(used.base, used.guide, guidance=guidance, oracle=oracle)
+    tasks = fill_missing(asked, used.template)
+    how |= {"seed": config.seed, "batch_size": config.batch_size, "on_stop": _say_stop}
+    return measure_dial(model, tasks, oracle, **how)
 
 
 def _read_strengths(text: str) -> list[float]:
