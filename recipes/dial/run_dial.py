@@ -272,7 +272,7 @@ class DialRun:
     def reserve(self, waiting: Sequence[str]) -> float:
         """Seconds that everything but training will take from now on."""
         curve, dial = self.settings.curve, self.settings.dial
-        turned = len(dial.rates) + len(dial.strengths)
+        turned = len(dial.rates) + len(self.strengths)
         points = len(self.questions) * (len(curve.rates) + turned + 1)
         points += sum(len(each.rates) + turned * each.stops + 1 for each in self.settings.formulas)
         return points * curve.seconds + 15.0 * len(waiting) + _LAST_SECONDS

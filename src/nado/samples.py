@@ -145,7 +145,9 @@ class Samples:
     def require_covering(self) -> None:
         """Refuse samples whose weights would be wrong, though nobody asked for an ablation."""
         if not self.covers:
-            _refuse_weights("samples of stops of a dial, in which p has too small a share")
+            _refuse_weights(
+                "samples of stops of a dial: too little of p, or tokens left out as not plausible"
+            )
 
     def _require(self, name: str) -> None:
         if name not in self.table.column_names:
