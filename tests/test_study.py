@@ -24,6 +24,7 @@ from nado.rounds import RoundsConfig
 from nado.serving.models import GuideSource, load_served
 from nado.study import parse_study, read_study, run_study
 from nado.study.checking import check_study
+from nado.study.evaluation import table_rows
 from nado.study.guides import hold_out, load, use_guide
 from nado.study.materials import read_tasks
 from nado.study.reading import SECTIONS, resolve_oracle, section_class
@@ -878,3 +879,12 @@ def test_a_guide_of_what_an_oracle_denies_is_said_to_be_one(
     own = {"name": "keywords", "inflections": False, "at_least": 1}
     load(guide, oracle={"not": own})
     assert caplog.messages == ["the guide was trained for another oracle than this ~keywords"]
+
+
+def test_the_short_table_has_no_negative_zero() -> None:
+    measure = {"value": 0.5, "low": None, "high": None}
+    measures = {"satisfied": measure, "parts": measure, "length": measure, "KL(q‖p)": {"value": -0.001}}
+    system = {"system": "base", "exact_end": False, "measures": measures, "base_tokens": 1200, "seconds": 1.0}
+    heads, (row,) = table_rows({"systems": [system]})
+    assert row == ["base", "off", "50.0%", "50.0%", "0.5", "–", "0.00", "1,200", "1.0"]
+    assert len(heads) == len(row)

@@ -315,15 +315,15 @@ def costs_section(metrics: dict[str, Any]) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    return "–" if value is None else f"{value:z.{digits}f}"
 
 
 def _span(value: float | None, found: dict[str, Any], digits: int = 1, sign: str = "") -> str:
     if value is None:
         return "–"
     if found["low"] is None:
-        return f"{value:{sign}.{digits}f}"
-    return f"{value:{sign}.{digits}f} [{found['low']:{sign}.{digits}f}, {found['high']:{sign}.{digits}f}]"
+        return f"{value:{sign}z.{digits}f}"
+    return f"{value:{sign}z.{digits}f} [{found['low']:{sign}z.{digits}f}, {found['high']:{sign}z.{digits}f}]"
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

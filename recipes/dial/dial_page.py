@@ -203,15 +203,15 @@ def audits_section(metrics: dict[str, Any]) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    return "–" if value is None else f"{value:z.{digits}f}"
 
 
 def _span(found: dict[str, Any], digits: int) -> str:
     if found["value"] is None:
         return "–"
     if found["low"] is None:
-        return f"{found['value']:.{digits}f}"
-    return f"{found['value']:.{digits}f} [{found['low']:.{digits}f}, {found['high']:.{digits}f}]"
+        return f"{found['value']:z.{digits}f}"
+    return f"{found['value']:z.{digits}f} [{found['low']:z.{digits}f}, {found['high']:z.{digits}f}]"
 
 
 def read_runs(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:

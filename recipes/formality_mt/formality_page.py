@@ -263,8 +263,8 @@ def _gain(found: dict[str, Any] | None, digits: int) -> str:
     if found is None or found["difference"] is None:
         return "–"
     if found["low"] is None:
-        return f"{found['difference']:+.{digits}f}"
-    return f"{found['difference']:+.{digits}f} [{found['low']:+.{digits}f}, {found['high']:+.{digits}f}]"
+        return f"{found['difference']:+z.{digits}f}"
+    return f"{found['difference']:+z.{digits}f} [{found['low']:+z.{digits}f}, {found['high']:+z.{digits}f}]"
 
 
 def _span(found: dict[str, Any]) -> str:
@@ -274,7 +274,7 @@ def _span(found: dict[str, Any]) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    return "–" if value is None else f"{value:z.{digits}f}"
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -136,8 +136,8 @@ def _span(found: dict[str, Any], name: str, sign: str = "") -> str:
     if value is None:
         return "–"
     if found["low"] is None:
-        return f"{value:{sign}.1f}"
-    return f"{value:{sign}.1f} [{found['low']:{sign}.1f}, {found['high']:{sign}.1f}]"
+        return f"{value:{sign}z.1f}"
+    return f"{value:{sign}z.1f} [{found['low']:{sign}z.1f}, {found['high']:{sign}z.1f}]"
 
 
 def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:

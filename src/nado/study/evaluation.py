@@ -146,4 +146,4 @@ def _percent(measure: dict[str, Any]) -> str:
 
 
 def _number(measure: dict[str, Any] | None, digits: int) -> str:
-    return "–" if measure is None or measure["value"] is None else f"{measure['value']:.{digits}f}"
+    return "–" if measure is None or measure["value"] is None else f"{measure['value']:z.{digits}f}"
