@@ -17,7 +17,7 @@ from nado.errors import InputError
 from nado.guide import Guide, GuideConfig
 from nado.guide_files import load_guide, save_guide
 from nado.huggingface.reading import HuggingFaceReader
-from nado.oracles import Keywords
+from nado.oracles import Keywords, Oracle
 from nado.samples import Samples
 from nado.storage import read_json, write_json
 from nado.training import Measure, Objective, TrainingConfig, train
@@ -246,7 +246,7 @@ def _calibrate(objective: Objective, judged: TrainingData) -> Calibration | None
         return None
 
 
-def open_guide(folder: Path, reader: HuggingFaceReader, oracle: Keywords) -> Guide:
+def open_guide(folder: Path, reader: HuggingFaceReader, oracle: Oracle) -> Guide:
     """A trained guide as it was saved."""
     guide: Any = load_guide(folder / "guide", reader, part_names=oracle.progress_names)
     opened: Guide = guide.eval()

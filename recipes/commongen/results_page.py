@@ -137,7 +137,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     if any(row.get("base_tokens_a_text") for row in rows):
         heads += ["tokens of p a text"]
         for row, line in zip(rows, lines, strict=True):
-            line.append(_number(row.get("base_tokens_a_text"), 0))
+            line.append(number_cell(row.get("base_tokens_a_text"), 0))
     return _table(heads, lines)
 
 
@@ -148,10 +148,12 @@ def _line(row: dict[str, Any]) -> list[str]:
     def number(name: str, digits: int = 1) -> str:
         low, high = row["interval"][name]
         span = "" if low is None else f" ±{(high - low) / 2:.{digits}f}"
-        return f"{_number(row[name], digits)}{span} ({_number(every[name], digits)})"
+        return f"{number_cell(row[name], digits)}{span} ({number_cell(every[name], digits)})"
 
-    gain = "–" if against is None else _span(against["bleu4"]["difference"], against["bleu4"], sign="+")
-    removed = "–" if against is None else _span(against["missed_removed"]["value"], against["missed_removed"])
+    gain = "–" if against is None else span_cell(against["bleu4"]["difference"], against["bleu4"], sign="+")
+    removed = (
+        "–" if against is None else span_cell(against["missed_removed"]["value"], against["missed_removed"])
+    )
     guided = against is not None
     return [
         row["setting"],
@@ -164,9 +166,9 @@ def _line(row: dict[str, Any]) -> list[str]:
         number("bleu3"),
         number("bleu4"),
         gain,
-        _number(row["length"], 1),
-        _number(row["perplexity"], 2),
-        _number(row.get("draws_a_text"), 2),
+        number_cell(row["length"], 1),
+        number_cell(row["perplexity"], 2),
+        number_cell(row.get("draws_a_text"), 2),
     ]
 
 
@@ -209,7 +211,7 @@ def _aim(
     number, row = max(known, key=lambda pair: pair[0])
     draws = f", {row['draws_a_text']:.2f} draws" if row.get("draws_a_text") else ""
     gain = row["against_base"]["bleu4"]
-    change = f"BLEU-4 {_span(gain['difference'], gain, sign='+')}"
+    change = f"BLEU-4 {span_cell(gain['difference'], gain, sign='+')}"
     by = f"{row['setting']}; {row['decoding']}, strength {strength_and_doubt(row)}{draws}; {change}"
     return [name, wanted, f"{number:.1f}", by]
 
@@ -277,9 +279,9 @@ def guides_table(metrics: dict[str, Any]) -> str:
                 f"{facts['steps']:,} × {settings['batch']:,}",
                 f"{facts['train_seconds']:.0f} s",
                 f"{facts['tokens_per_s'] / 1e3:.0f}k",
-                _number(best.get("held_out_success"), 4),
-                _number(best.get("held_out_calibration_error"), 4),
-                _number(best.get("held_out_likelihood_gain"), 4),
+                number_cell(best.get("held_out_success"), 4),
+                number_cell(best.get("held_out_calibration_error"), 4),
+                number_cell(best.get("held_out_likelihood_gain"), 4),
             ]
         )
     heads = ["guide", "parameters", "steps × texts", "time", "tokens/s"]
@@ -295,13 +297,13 @@ def costs_section(metrics: dict[str, Any]) -> str:
         ratio = rejection["ratio"]
         parts.append(
             f"Rare sets ({rejection['prompts']}, on which p satisfies {rejection['p']['rate']:.1%} of fresh "
-            f"draws): {_span(ratio['value'], ratio)} times fewer base tokens a satisfying text than by "
+            f"draws): {span_cell(ratio['value'], ratio)} times fewer base tokens a satisfying text than by "
             f"rejection, exact end off (q satisfies {rejection['q']['rate']:.1%})."
         )
     gain = metrics.get("light_gain_share_interval")
     if gain:
         parts.append(
-            f"The light guide keeps {_span(gain['value'], gain, digits=2)} of the larger guide's gain in "
+            f"The light guide keeps {span_cell(gain['value'], gain, digits=2)} of the larger guide's gain in "
             "coverage (greedy, strength 1, exact end off)."
         )
     for name, words in (
@@ -309,16 +311,20 @@ def costs_section(metrics: dict[str, Any]) -> str:
         ("soft_rates_calibrated", "calibrated on held-out sets"),
     ):
         if metrics.get(name):
-            got = "; ".join(f"{each['asked']:g} → {_span(each['got'], each, 3)}" for each in metrics[name])
+            got = "; ".join(
+                f"{each['asked']:g} → {span_cell(each['got'], each, 3)}" for each in metrics[name]
+            )
             parts.append(f"Soft rate asked for → got, guide {words}: {got}.")
     return "\n\n".join(parts)
 
 
-def _number(value: float | None, digits: int) -> str:
+def number_cell(value: float | None, digits: int) -> str:
+    """A cell with a number, or with a dash where there is none; never a negative zero."""
     return "–" if value is None else f"{value:z.{digits}f}"
 
 
-def _span(value: float | None, found: dict[str, Any], digits: int = 1, sign: str = "") -> str:
+def span_cell(value: float | None, found: dict[str, Any], digits: int = 1, sign: str = "") -> str:
+    """A cell with a number and its interval."""
     if value is None:
         return "–"
     if found["low"] is None:

@@ -14,7 +14,7 @@ from typing import Any
 import around  # noqa: F401  (finds what recipes and benchmarks share)
 from dial_plot import draw_dial
 from in_order_page import table
-from results_page import fill
+from results_page import fill, number_cell, span_cell
 
 from nado.dial import Dial
 from nado.errors import InputError
@@ -66,7 +66,7 @@ def curve_section(name: str, curve: dict[str, Any]) -> str:
             "–" if ends is None else _span(ends["got"], 3),
             "–" if ends is None else _span(ends["corrected"], 3),
             _span(each["kl"], 2),
-            _number(base["least_kl"][f"{each['asked']:g}"], 2),
+            number_cell(base["least_kl"][f"{each['asked']:g}"], 2),
             _span(each["perplexity"], 1),
         ]
         for each, ends in zip(points, mixed, strict=True)
@@ -112,9 +112,9 @@ def turned_section(curve: dict[str, Any]) -> str:
             _span(each["got"], 3),
             ", ".join(f"{100 * part:.0f} % of {name}" for name, part in each["stops"].items()),
             _span(each["kl"], 2),
-            _number(curve["base"]["least_kl"][f"{each['asked']:g}"], 2),
+            number_cell(curve["base"]["least_kl"][f"{each['asked']:g}"], 2),
             _span(each["perplexity"], 1),
-            _number(each["spread"], 2),
+            number_cell(each["spread"], 2),
         ]
         for each in points
     ]
@@ -160,9 +160,9 @@ def guides_section(metrics: dict[str, Any]) -> str:
                 f"{drawn['texts']:,}, {100 * drawn['satisfied']:.1f} % satisfied",
                 f"{facts['steps']:,} × {metrics['settings']['guide']['batch']}",
                 f"{facts['train_seconds']:.0f} s",
-                _number(facts["best"].get("held_out_success"), 4),
-                _number(mended.get("calibration_error_before"), 4),
-                _number(mended.get("calibration_error_after"), 4),
+                number_cell(facts["best"].get("held_out_success"), 4),
+                number_cell(mended.get("calibration_error_before"), 4),
+                number_cell(mended.get("calibration_error_after"), 4),
             ]
         )
     heads = [
@@ -202,16 +202,8 @@ def audits_section(metrics: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:z.{digits}f}"
-
-
 def _span(found: dict[str, Any], digits: int) -> str:
-    if found["value"] is None:
-        return "–"
-    if found["low"] is None:
-        return f"{found['value']:z.{digits}f}"
-    return f"{found['value']:z.{digits}f} [{found['low']:z.{digits}f}, {found['high']:z.{digits}f}]"
+    return span_cell(found["value"], found, digits)
 
 
 def read_runs(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:

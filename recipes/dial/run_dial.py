@@ -282,7 +282,7 @@ class DialRun:
         """All guides, calibrated on held-out training prompts."""
         found = {}
         for name, oracle in self.oracles.items():
-            guide = open_guide(self.stages.folder / f"guide-{name}", self.reader, oracle)  # type: ignore[arg-type]
+            guide = open_guide(self.stages.folder / f"guide-{name}", self.reader, oracle)
             mended = self.stages.facts[f"guide-{name}"]["calibration"]
             if mended is not None:
                 recalibrate(guide, Calibration(**mended))

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import neighbours  # noqa: F401  (finds the pages of the CommonGen recipe)
+from results_page import number_cell, span_cell
 from table_settings import BASE, BEST_OF
 
 from nado.errors import InputError
@@ -159,8 +161,8 @@ def guides_table(metrics: dict[str, Any]) -> str:
                     f"{facts['train_seconds']:.0f} s",
                     f"{facts['tokens_per_s'] / 1e3:.0f}k",
                     f"{100 * facts['ess']:.3g} %",
-                    _number(best.get("held_out_success"), 4),
-                    _number(best.get("held_out_calibration_error"), 4),
+                    number_cell(best.get("held_out_success"), 4),
+                    number_cell(best.get("held_out_calibration_error"), 4),
                 ]
             )
     heads = [
@@ -260,21 +262,11 @@ def _gains(found: dict[str, Any]) -> list[str]:
 
 
 def _gain(found: dict[str, Any] | None, digits: int) -> str:
-    if found is None or found["difference"] is None:
-        return "–"
-    if found["low"] is None:
-        return f"{found['difference']:+z.{digits}f}"
-    return f"{found['difference']:+z.{digits}f} [{found['low']:+z.{digits}f}, {found['high']:+z.{digits}f}]"
+    return "–" if found is None else span_cell(found["difference"], found, digits, "+")
 
 
 def _span(found: dict[str, Any]) -> str:
-    if found["low"] is None:
-        return _number(found["value"], 2)
-    return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:z.{digits}f}"
+    return span_cell(found["value"], found, 2)
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

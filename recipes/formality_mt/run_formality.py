@@ -33,7 +33,7 @@ from drawn_texts import Chunk, draw_chunks, read_chunks
 from formality_oracle import RememberedFormality
 from formality_page import results
 from fudge_texts import Fudge
-from guide_training import leave_out_last, share_time
+from guide_training import leave_out_last, open_guide, share_time
 from guide_variants import VariantTexts, begun_by, fresh_guide, train_variant
 from packing import pack_in_pieces
 from prepare_translation import CORPUS, STUDY, prepare_once
@@ -61,7 +61,6 @@ from train_translator import BASE_FACTS, train_base
 from nado.errors import InputError, NadoError
 from nado.guidance import Guidance
 from nado.guide import Guide
-from nado.guide_files import load_guide
 from nado.guided_language_model import GuidedLanguageModel
 from nado.oracles import audit, load_oracle
 from nado.proposals import Proposal, tempered
@@ -144,7 +143,6 @@ class Run:
         """So many texts of every training source; each chunk is labelled while the next is drawn."""
         prompts, size = self.materials.tasks.training, max(1, _CHUNK // count)
         chunks = [Chunk(prompts[at : at + size], count) for at in range(0, len(prompts), size)]
-        batch = self.study.draw.batch_size
         return draw_chunks(
             self.clock,
             self.materials.base,
@@ -152,7 +150,7 @@ class Run:
             folder,
             self._hand_in,
             seed=seed,
-            batch=batch,
+            batch=self.study.draw.batch_size,
             proposal=proposal,
         )
 
@@ -288,10 +286,7 @@ class Run:
 
     def open(self, name: str) -> Guide:
         """A trained guide as it was saved."""
-        folder, names = self.stages.folder / f"guide-{name}" / "guide", self.remembered.progress_names
-        guide: Any = load_guide(folder, self.materials.reader, part_names=names)
-        opened: Guide = guide.eval()
-        return opened
+        return open_guide(self.stages.folder / f"guide-{name}", self.materials.reader, self.remembered)
 
     @cached_property
     def remembered(self) -> RememberedFormality:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import nearby  # noqa: F401  (finds what recipes and benchmarks share)
-from results_page import fill, strength_and_doubt
+from results_page import fill, span_cell, strength_and_doubt
 
 from nado.errors import InputError
 from nado.storage import read_json
@@ -132,12 +132,7 @@ def table(lines: Sequence[Sequence[str]], heads: Sequence[str] = _HEADS) -> str:
 
 
 def _span(found: dict[str, Any], name: str, sign: str = "") -> str:
-    value = found[name]
-    if value is None:
-        return "–"
-    if found["low"] is None:
-        return f"{value:{sign}z.1f}"
-    return f"{value:{sign}z.1f} [{found['low']:{sign}z.1f}, {found['high']:{sign}z.1f}]"
+    return span_cell(found[name], found, sign=sign)
 
 
 def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
